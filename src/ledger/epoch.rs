@@ -1,0 +1,592 @@
+//! The books of one assignment of one partition.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::in_flight::InFlight;
+use super::window::{Head, Mark, View, Window};
+use super::{Kind, Limits, Phase, Reason, TopicPartition, Verdict};
+
+/// Identifies one assignment of one partition to this member. Never used twice by one ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EpochId(pub(super) u64);
+
+impl fmt::Display for EpochId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// How far an epoch has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Stage {
+    /// Messages are handed out and may start.
+    Live,
+    /// Nothing new may start; what runs may end and still counts.
+    Stopped,
+    /// Over: no verdict changes anything any more.
+    Fenced,
+}
+
+/// One delivered message of an epoch: the key to its slot. Private to the library outside of tests, which is what
+/// makes "one verdict a message" hold; a second verdict changes nothing and is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    seq: u64,
+    bytes: u32,
+}
+
+/// What a call on an epoch means for others: whom to wake.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Effects {
+    /// There is something to commit now where there was nothing: arm the timer.
+    pub dirty: bool,
+    /// A commit should go out at once.
+    pub urgent: bool,
+    /// The epoch is stopped, and nothing runs any more.
+    pub idle: bool,
+    /// There is room again after a refusal.
+    pub room: bool,
+}
+
+/// Answer to [`Epoch::settle`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settlement {
+    /// The verdict as it was written, which may differ from the one that was asked for
+    /// ([`Reason::OkWithoutAttempt`]); `None` if it changed nothing, because the epoch was fenced or the message had
+    /// its verdict.
+    pub verdict: Option<Verdict>,
+    /// Whether the epoch was live, neither stopping nor fenced: only then is "not finished" a failure.
+    pub live: bool,
+    /// How many attempts had begun.
+    pub attempts: u32,
+    /// Whom to wake.
+    pub effects: Effects,
+}
+
+/// Answer to [`Epoch::begin`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begin {
+    /// The attempt has begun, and is the n-th of this delivery (from 1).
+    Started(u32),
+    /// Nothing may start any more.
+    Stopped(Effects),
+}
+
+/// Whether a message may be taken from the client for this epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Room {
+    /// Yes.
+    Free,
+    /// No: its window is full, in messages or in bytes.
+    WindowFull,
+    /// No: as much as is allowed over the whole source is in flight.
+    InFlightFull,
+    /// No: its start position is not committed yet.
+    NotPinned,
+    /// No: the epoch is stopped or fenced.
+    Closed,
+}
+
+/// Why [`Epoch::deliver`] took nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeliverError {
+    /// There was no room; ask [`Epoch::room`] before taking a message from the client.
+    #[error("no room: {0:?}")]
+    NoRoom(Room),
+    /// The offset is not above the last delivered one (a topic made anew, a truncation, reordering): this epoch must
+    /// end and another begin.
+    #[error("offset {offset} is not above {last}, the last delivered one")]
+    Falling {
+        /// The offset that came.
+        offset: i64,
+        /// The last one delivered before it.
+        last: i64,
+    },
+    /// Kafka's offsets are not negative.
+    #[error("offset {0} is negative")]
+    Negative(i64),
+}
+
+/// A message entered in the books.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivered {
+    /// The right to settle it.
+    pub ticket: Ticket,
+    /// It is the first of its epoch and lies below the offset that was committed at assign: delivered again although
+    /// finished before. Nothing below that offset will be committed.
+    pub below_committed: bool,
+}
+
+/// The books of one epoch, shared by everyone who holds one of its messages.
+///
+/// Every method is one step under one lock.
+pub struct Epoch {
+    id: EpochId,
+    tp: TopicPartition,
+    limits: Limits,
+    in_flight: Arc<InFlight>,
+    /// Copy of `Book::stage`, to be read without the lock. Only ever rises.
+    stage: AtomicU8,
+    book: Mutex<Book>,
+}
+
+struct Book {
+    stage: Stage,
+    window: Window,
+    /// Attempts, guards and produces that are out, over the whole epoch.
+    busy: usize,
+    /// Payload bytes of deliveries without a verdict.
+    bytes: u64,
+    /// The highest offset known to be committed: acknowledged, or found at assign.
+    acked: Option<i64>,
+    /// Deliveries covered by `acked`.
+    acked_seq: u64,
+    /// A start position that must be committed before anything is taken.
+    pin: Option<i64>,
+    /// What `room` was refused for since the last time that room was announced.
+    refused: Option<Refused>,
+    /// The head last reported as stalled, and the age at which it is to be reported again.
+    reported: Option<(u64, Duration)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refused {
+    Messages,
+    Bytes,
+}
+
+impl Book {
+    /// What is to be committed: something that is finished, and nothing at or below what is committed already.
+    fn dirty(&self) -> Option<Mark> {
+        if let Some(pin) = self.pin {
+            return Some(Mark {
+                offset: pin,
+                seq: 0,
+            });
+        }
+        let mark = self.window.mark()?;
+        let is_new =
+            mark.seq > self.acked_seq && self.acked.is_none_or(|acked| mark.offset > acked);
+        is_new.then_some(mark)
+    }
+
+    /// Deliveries that no acknowledged commit covers.
+    fn uncovered(&self) -> u64 {
+        self.window.next_seq() - self.acked_seq
+    }
+
+    /// While the watermark is at or below what is committed already, no commit will come to open the window.
+    fn cover_below_acked(&mut self) {
+        if let (Some(mark), Some(acked)) = (self.window.mark(), self.acked)
+            && mark.offset <= acked
+        {
+            self.acked_seq = self.acked_seq.max(mark.seq);
+        }
+    }
+
+    fn window_full(&self, limits: &Limits) -> Option<Refused> {
+        if self.uncovered() >= limits.window_messages as u64 {
+            Some(Refused::Messages)
+        } else if self.bytes >= limits.window_bytes && self.bytes > 0 {
+            Some(Refused::Bytes)
+        } else {
+            None
+        }
+    }
+
+    fn idle(&self) -> bool {
+        self.stage != Stage::Live && self.busy == 0
+    }
+
+    /// Room at full is announced at half, so that the taker is not woken for every message.
+    fn room_again(&mut self, limits: &Limits) -> bool {
+        let half = match self.refused {
+            Some(Refused::Messages) => self.uncovered() <= limits.window_messages as u64 / 2,
+            Some(Refused::Bytes) => self.bytes <= limits.window_bytes / 2,
+            None => false,
+        };
+        let open = half && self.window_full(limits).is_none();
+        if open {
+            self.refused = None;
+        }
+        open
+    }
+}
+
+impl Epoch {
+    pub(super) fn new(
+        id: EpochId,
+        tp: TopicPartition,
+        limits: Limits,
+        in_flight: Arc<InFlight>,
+        acked: Option<i64>,
+        pin: Option<i64>,
+        now: Instant,
+    ) -> Self {
+        Epoch {
+            id,
+            tp,
+            limits,
+            in_flight,
+            stage: AtomicU8::new(Stage::Live as u8),
+            book: Mutex::new(Book {
+                stage: Stage::Live,
+                window: Window::new(now),
+                busy: 0,
+                bytes: 0,
+                acked,
+                acked_seq: 0,
+                pin,
+                refused: None,
+                reported: None,
+            }),
+        }
+    }
+
+    /// This assignment's identity.
+    pub fn id(&self) -> EpochId {
+        self.id
+    }
+
+    /// The partition.
+    pub fn topic_partition(&self) -> &TopicPartition {
+        &self.tp
+    }
+
+    /// How far the epoch has come. Reads one atomic; it only ever rises.
+    pub fn stage(&self) -> Stage {
+        match self.stage.load(Ordering::SeqCst) {
+            0 => Stage::Live,
+            1 => Stage::Stopped,
+            _ => Stage::Fenced,
+        }
+    }
+
+    /// Whether a message may be taken from the client. A refusal is remembered: the call that makes room again says
+    /// so in its [`Effects`].
+    pub fn room(&self) -> Room {
+        let mut book = self.book.lock();
+        self.room_of(&mut book)
+    }
+
+    fn room_of(&self, book: &mut Book) -> Room {
+        if book.stage != Stage::Live {
+            return Room::Closed;
+        }
+        if book.pin.is_some() {
+            return Room::NotPinned;
+        }
+        if let Some(full) = book.window_full(&self.limits) {
+            book.refused = Some(full);
+            return Room::WindowFull;
+        }
+        // every partition has a share of one message, so that none starves behind the others
+        if book.window.unsettled() > 0 && !self.in_flight.has_room() {
+            return Room::InFlightFull;
+        }
+        Room::Free
+    }
+
+    /// Enters a message taken from the client: `bytes` are those of key and payload.
+    pub fn deliver(
+        &self,
+        offset: i64,
+        bytes: usize,
+        now: Instant,
+    ) -> Result<Delivered, DeliverError> {
+        let mut book = self.book.lock();
+        match self.room_of(&mut book) {
+            Room::Free => {}
+            room => return Err(DeliverError::NoRoom(room)),
+        }
+        if offset < 0 {
+            return Err(DeliverError::Negative(offset));
+        }
+        let last = book.window.last();
+        if let Some(last) = last
+            && offset <= last
+        {
+            return Err(DeliverError::Falling { offset, last });
+        }
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let seq = book.window.push(offset, now);
+        book.bytes += u64::from(bytes);
+        self.in_flight.take(u64::from(bytes));
+        Ok(Delivered {
+            ticket: Ticket { seq, bytes },
+            below_committed: last.is_none() && book.acked.is_some_and(|acked| offset < acked),
+        })
+    }
+
+    /// Gives the message its verdict, once.
+    ///
+    /// [`Kind::Done`] is written only if an attempt of this delivery ended `Ok`; otherwise the verdict becomes
+    /// [`Reason::OkWithoutAttempt`].
+    pub fn settle(&self, ticket: Ticket, verdict: Verdict) -> Settlement {
+        let mut guard = self.book.lock();
+        let book = &mut *guard;
+        let view = book.window.view(ticket.seq);
+        let verdict = match verdict {
+            Verdict::Finished(Kind::Done) if !view.is_some_and(|v| v.attempt_ok) => {
+                Verdict::NotFinished(Reason::OkWithoutAttempt)
+            }
+            verdict => verdict,
+        };
+        let mut settlement = Settlement {
+            verdict: None,
+            live: book.stage == Stage::Live,
+            attempts: view.map_or(0, |v| v.attempts),
+            effects: Effects::default(),
+        };
+        let before = book.dirty();
+        // what a fenced epoch still holds is given back as well, but it counts for nothing
+        let Some(left) = book.window.settle(ticket.seq, verdict) else {
+            drop(guard);
+            self.in_flight.count_late();
+            return settlement;
+        };
+        book.bytes -= u64::from(ticket.bytes);
+        if left.finishing {
+            book.busy -= 1;
+        }
+        settlement.effects.idle = left.finishing && book.idle();
+        if book.stage == Stage::Fenced {
+            self.in_flight.count_late();
+        } else {
+            settlement.verdict = Some(verdict);
+            self.in_flight.count(verdict);
+            if left.moved {
+                book.cover_below_acked();
+                self.commit_effects(book, before, &mut settlement.effects);
+            }
+        }
+        settlement.effects.room |= book.room_again(&self.limits);
+        drop(guard);
+        settlement.effects.room |= self.in_flight.give_back(u64::from(ticket.bytes));
+        settlement
+    }
+
+    fn commit_effects(&self, book: &Book, before: Option<Mark>, effects: &mut Effects) {
+        let Some(mark) = book.dirty() else { return };
+        effects.dirty = before.is_none();
+        let half = (self.limits.window_messages as u64).div_ceil(2);
+        let was = before.map_or(book.acked_seq, |m| m.seq) - book.acked_seq;
+        effects.urgent = was < half && mark.seq - book.acked_seq >= half || book.refused.is_some();
+    }
+
+    /// Notes that an attempt begins, unless nothing may start any more. One step with [`stop`](Epoch::stop): an
+    /// attempt that has begun is waited for, one that has not never begins.
+    pub fn begin(&self, ticket: Ticket) -> Begin {
+        let mut guard = self.book.lock();
+        let book = &mut *guard;
+        if book.stage != Stage::Live {
+            let mut effects = Effects::default();
+            if book.window.unfinish(ticket.seq) {
+                book.busy -= 1;
+                effects.idle = book.idle();
+            }
+            return Begin::Stopped(effects);
+        }
+        match book.window.begin(ticket.seq) {
+            Some(begun) => {
+                book.busy += usize::from(!begun.was_finishing);
+                Begin::Started(begun.attempt)
+            }
+            None => Begin::Stopped(Effects::default()),
+        }
+    }
+
+    /// Notes that an attempt ended: with `Ok`, or in any other way. Every [`Begin::Started`] needs exactly one.
+    pub fn end(&self, ticket: Ticket, ok: bool) -> Effects {
+        let mut guard = self.book.lock();
+        let book = &mut *guard;
+        if book.window.end(ticket.seq, ok) {
+            book.busy -= 1;
+        }
+        Effects {
+            idle: book.idle(),
+            ..Effects::default()
+        }
+    }
+
+    /// Adds work that outlives its future (a guard), or a produce that is out. A drain waits for it.
+    pub fn hold(&self, ticket: Ticket, phase: Option<Phase>) {
+        let mut book = self.book.lock();
+        if let Some(phase) = phase {
+            book.window.note(ticket.seq, phase);
+        }
+        book.window.hold(ticket.seq);
+        book.busy += 1;
+    }
+
+    /// Takes back one [`hold`](Epoch::hold).
+    pub fn unhold(&self, ticket: Ticket) -> Effects {
+        let mut book = self.book.lock();
+        book.window.unhold(ticket.seq);
+        book.busy -= 1;
+        Effects {
+            idle: book.idle(),
+            ..Effects::default()
+        }
+    }
+
+    /// Notes where a message is. A running attempt is never hidden by it.
+    pub fn note(&self, ticket: Ticket, phase: Phase) {
+        self.book.lock().window.note(ticket.seq, phase);
+    }
+
+    pub(crate) fn view(&self, ticket: Ticket) -> Option<View> {
+        self.book.lock().window.view(ticket.seq)
+    }
+
+    /// Whether an attempt of this delivery ended `Ok`.
+    pub fn attempt_ok(&self, ticket: Ticket) -> bool {
+        self.view(ticket).is_none_or(|v| v.attempt_ok)
+    }
+
+    /// Work that is out: attempts, guards, produces.
+    pub fn busy(&self) -> usize {
+        self.book.lock().busy
+    }
+
+    /// Deliveries without a verdict.
+    pub fn unsettled(&self) -> usize {
+        self.book.lock().window.unsettled()
+    }
+
+    /// Deliveries that no acknowledged commit covers.
+    pub fn uncovered(&self) -> u64 {
+        self.book.lock().uncovered()
+    }
+
+    /// The watermark: the first delivered offset that is not finished, or the last delivered one plus 1. `None` while
+    /// nothing was delivered.
+    pub fn watermark(&self) -> Option<i64> {
+        self.book.lock().window.mark().map(|mark| mark.offset)
+    }
+
+    /// The highest offset known to be committed.
+    pub fn committed(&self) -> Option<i64> {
+        self.book.lock().acked
+    }
+
+    /// The message that holds the watermark.
+    pub fn head(&self, now: Instant) -> Option<Head> {
+        self.book.lock().window.head(now)
+    }
+
+    /// The head, if it is older than `after` and was not reported at this age yet. Reports of one head come at
+    /// doubling ages.
+    pub fn stalled(&self, after: Duration, now: Instant) -> Option<Head> {
+        let mut book = self.book.lock();
+        let head = book.window.head(now)?;
+        if book.stage != Stage::Live || head.age < Self::report_at(&book, head.seq, after) {
+            return None;
+        }
+        let next = head.age.saturating_mul(2).max(after);
+        book.reported = Some((head.seq, next));
+        Some(head)
+    }
+
+    /// When [`stalled`](Epoch::stalled) has something to say, if the head stays the same.
+    pub fn stalls_at(&self, after: Duration, now: Instant) -> Option<Instant> {
+        let book = self.book.lock();
+        let since = book.window.head_since(now)?;
+        let at = since.checked_add(Self::report_at(&book, book.window.mark()?.seq, after))?;
+        (book.stage == Stage::Live).then_some(at)
+    }
+
+    fn report_at(book: &Book, seq: u64, after: Duration) -> Duration {
+        match book.reported {
+            Some((reported, at)) if reported == seq => at,
+            _ => after,
+        }
+    }
+
+    /// Whether a stall of the present head was reported.
+    pub fn is_stalled(&self) -> bool {
+        let book = self.book.lock();
+        let head = book.window.mark().map(|mark| mark.seq);
+        book.reported.is_some_and(|(seq, _)| Some(seq) == head)
+    }
+
+    /// From now on nothing starts. Whether nothing runs.
+    pub(super) fn stop(&self) -> bool {
+        let mut book = self.book.lock();
+        if book.stage == Stage::Live {
+            book.stage = Stage::Stopped;
+            self.stage.store(Stage::Stopped as u8, Ordering::SeqCst);
+        }
+        book.busy == 0
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.book.lock().idle()
+    }
+
+    /// Takes the last snapshot and fences, in one step: a verdict given before is in the snapshot, one given after is
+    /// nowhere. Answers what is still to be committed, and how much work was out.
+    pub(super) fn fence(&self) -> (Option<Mark>, usize) {
+        let mut book = self.book.lock();
+        let last = match book.stage {
+            Stage::Fenced => None,
+            _ => book.dirty(),
+        };
+        book.stage = Stage::Fenced;
+        self.stage.store(Stage::Fenced as u8, Ordering::SeqCst);
+        (last, book.busy)
+    }
+
+    /// What is to be committed now, and whether it should not wait for the interval.
+    pub(super) fn snapshot(&self) -> Option<(Mark, bool)> {
+        let book = self.book.lock();
+        if book.stage == Stage::Fenced {
+            return None;
+        }
+        let mark = book.dirty()?;
+        let half = (self.limits.window_messages as u64).div_ceil(2);
+        let urgent =
+            book.pin.is_some() || book.refused.is_some() || mark.seq - book.acked_seq >= half;
+        Some((mark, urgent))
+    }
+
+    /// A commit of this epoch was acknowledged.
+    pub(super) fn ack(&self, mark: Mark) -> Effects {
+        let mut guard = self.book.lock();
+        let book = &mut *guard;
+        let mut effects = Effects::default();
+        if book.pin.take_if(|pin| *pin <= mark.offset).is_some() {
+            effects.room = true;
+        }
+        if book.acked.is_none_or(|acked| acked < mark.offset) {
+            book.acked = Some(mark.offset);
+        }
+        book.acked_seq = book.acked_seq.max(mark.seq);
+        book.cover_below_acked();
+        effects.room |= book.room_again(&self.limits);
+        if book.refused.is_some() && book.window_full(&self.limits).is_none() {
+            // less than half perhaps, but acknowledgements are few: say so at once
+            book.refused = None;
+            effects.room = true;
+        }
+        effects
+    }
+}
+
+impl fmt::Debug for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Epoch")
+            .field("id", &self.id.0)
+            .field("topic_partition", &self.tp)
+            .field("stage", &self.stage())
+            .finish_non_exhaustive()
+    }
+}

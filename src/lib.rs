@@ -1,0 +1,2 @@
+//! Kafka consumer middleware as tower layers.
+pub mod ledger;
