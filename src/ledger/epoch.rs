@@ -56,7 +56,7 @@ pub struct Effects {
 
 /// Answer to [`Epoch::settle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Settlement {
+pub struct Judgement {
     /// The verdict as it was written, which may differ from the one that was asked for
     /// ([`Reason::OkWithoutAttempt`]); `None` if it changed nothing, because the epoch was fenced or the message had
     /// its verdict.
@@ -330,7 +330,7 @@ impl Epoch {
     ///
     /// [`Kind::Done`] is written only if an attempt of this delivery ended `Ok`; otherwise the verdict becomes
     /// [`Reason::OkWithoutAttempt`].
-    pub fn settle(&self, ticket: Ticket, verdict: Verdict) -> Settlement {
+    pub fn settle(&self, ticket: Ticket, verdict: Verdict) -> Judgement {
         let mut guard = self.book.lock();
         let book = &mut *guard;
         let view = book.window.view(ticket.seq);
@@ -340,7 +340,7 @@ impl Epoch {
             }
             verdict => verdict,
         };
-        let mut settlement = Settlement {
+        let mut judgement = Judgement {
             verdict: None,
             live: book.stage == Stage::Live,
             attempts: view.map_or(0, |v| v.attempts),
@@ -351,27 +351,27 @@ impl Epoch {
         let Some(left) = book.window.settle(ticket.seq, verdict) else {
             drop(guard);
             self.in_flight.count_late();
-            return settlement;
+            return judgement;
         };
         book.bytes -= u64::from(ticket.bytes);
         if left.finishing {
             book.busy -= 1;
         }
-        settlement.effects.idle = left.finishing && book.idle();
+        judgement.effects.idle = left.finishing && book.idle();
         if book.stage == Stage::Fenced {
             self.in_flight.count_late();
         } else {
-            settlement.verdict = Some(verdict);
+            judgement.verdict = Some(verdict);
             self.in_flight.count(verdict);
             if left.moved {
                 book.cover_below_acked();
-                self.commit_effects(book, before, &mut settlement.effects);
+                self.commit_effects(book, before, &mut judgement.effects);
             }
         }
-        settlement.effects.room |= book.room_again(&self.limits);
+        judgement.effects.room |= book.room_again(&self.limits);
         drop(guard);
-        settlement.effects.room |= self.in_flight.give_back(u64::from(ticket.bytes));
-        settlement
+        judgement.effects.room |= self.in_flight.give_back(u64::from(ticket.bytes));
+        judgement
     }
 
     fn commit_effects(&self, book: &Book, before: Option<Mark>, effects: &mut Effects) {

@@ -53,7 +53,7 @@ use std::time::{Duration, Instant};
 pub use self::commits::{Commit, CommitFailure, CommitOutcome};
 pub use self::drain::{Drained, Released};
 pub use self::epoch::{
-    Begin, DeliverError, Delivered, Effects, Epoch, EpochId, Room, Settlement, Stage, Ticket,
+    Begin, DeliverError, Delivered, Effects, Epoch, EpochId, Judgement, Room, Stage, Ticket,
 };
 pub use self::in_flight::Counts;
 pub use self::verdict::{Kind, Phase, Reason, Verdict};
