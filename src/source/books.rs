@@ -147,8 +147,18 @@ impl Books {
 
     /// Who is to be woken when the driver has something to do.
     pub(crate) fn set_driver(&self, waker: &Waker) {
+        let mut driver = self.shared.driver.lock();
+        if driver
+            .as_ref()
+            .is_some_and(|driver| driver.will_wake(waker))
+        {
+            return;
+        }
+        drop(driver);
         let waker = waker.clone();
-        let old = self.shared.driver.lock().replace(waker);
+        driver = self.shared.driver.lock();
+        let old = driver.replace(waker);
+        drop(driver);
         drop(old);
     }
 

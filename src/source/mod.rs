@@ -36,6 +36,8 @@
 
 mod books;
 mod error;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod memory;
 
 use std::future::poll_fn;

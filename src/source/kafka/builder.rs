@@ -1,0 +1,256 @@
+use std::fmt;
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::error::KafkaError;
+
+use super::KafkaSource;
+use super::client::{self, Settings, StartPolicy};
+use crate::ledger::{Config, ConfigError};
+
+/// Half of the group's poll interval is the most, 5 s the default.
+const REVOKE_BUDGET: Duration = Duration::from_secs(5);
+
+/// What the source sets unless the user does.
+const DEFAULTS: [(&str, &str); 7] = [
+    ("auto.offset.reset", "earliest"),
+    ("enable.auto.commit", "false"),
+    ("enable.auto.offset.store", "false"),
+    ("queued.min.messages", "1000"),
+    ("queued.max.messages.kbytes", "1024"),
+    ("fetch.queue.backoff.ms", "5"),
+    ("fetch.wait.max.ms", "100"),
+];
+
+/// Builds a [`KafkaSource`]: see [`KafkaSource::builder`].
+#[derive(Clone)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct KafkaSourceBuilder {
+    client: ClientConfig,
+    topics: Vec<String>,
+    config: Config,
+    revoke_budget: Option<Duration>,
+}
+
+/// Why a [`KafkaSource`] could not be built.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// There is no `group.id`, or an empty one.
+    #[error(
+        "group.id is missing: commits belong to a group; name one in KafkaSource::builder, or set \"group.id\""
+    )]
+    NoGroup,
+    /// There is no `bootstrap.servers`.
+    #[error(
+        "bootstrap.servers is missing: name one in KafkaSource::builder, or set \"bootstrap.servers\""
+    )]
+    NoBootstrap,
+    /// There is nothing to subscribe to.
+    #[error("nothing to subscribe to: name topics with .topics([..]) or .pattern(..)")]
+    NoTopics,
+    /// A topic's name is empty.
+    #[error("a topic's name is empty")]
+    EmptyTopic,
+    /// The setting would commit messages that are not finished.
+    #[error(
+        "{0}=true would commit messages that are not finished: leave it out, the source commits the watermark by itself"
+    )]
+    AutoCommit(&'static str),
+    /// A bound lets nothing through.
+    #[error(transparent)]
+    Bounds(#[from] ConfigError),
+    /// The budget is longer than the group allows.
+    #[error(
+        "a revoke budget of {budget:?} is more than half of max.poll.interval.ms ({interval:?}): the group would give the partitions away meanwhile; lower the budget to at most {most:?} or raise max.poll.interval.ms"
+    )]
+    RevokeBudget {
+        /// The budget asked for.
+        budget: Duration,
+        /// `max.poll.interval.ms` as it is in force.
+        interval: Duration,
+        /// The longest budget allowed.
+        most: Duration,
+    },
+    /// librdkafka refused a setting.
+    #[error("the Kafka client refused \"{key}\" = \"{value}\": {reason}")]
+    Setting {
+        /// The setting.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What the client said.
+        reason: String,
+    },
+    /// librdkafka could not be started with these settings.
+    #[error("the Kafka client could not be made: {0}")]
+    Client(String),
+}
+
+impl From<KafkaError> for BuildError {
+    fn from(error: KafkaError) -> Self {
+        match error {
+            KafkaError::ClientConfig(_, reason, key, value) => {
+                BuildError::Setting { key, value, reason }
+            }
+            KafkaError::ClientCreation(reason) => BuildError::Client(reason),
+            error => BuildError::Client(error.to_string()),
+        }
+    }
+}
+
+impl KafkaSourceBuilder {
+    pub(super) fn new(client: ClientConfig) -> Self {
+        KafkaSourceBuilder {
+            client,
+            topics: Vec::new(),
+            config: Config::default(),
+            revoke_budget: None,
+        }
+    }
+
+    /// Subscribes to these topics, besides those named before.
+    pub fn topics<T: Into<String>>(mut self, topics: impl IntoIterator<Item = T>) -> Self {
+        self.topics.extend(topics.into_iter().map(Into::into));
+        self
+    }
+
+    /// Subscribes to all topics whose whole name matches this regular expression of librdkafka (POSIX extended; a
+    /// leading `^` is added if it is missing). Topics made later are found when the client refreshes its metadata
+    /// (`topic.metadata.refresh.interval.ms`).
+    pub fn pattern(mut self, pattern: impl Into<String>) -> Self {
+        let pattern = pattern.into();
+        self.topics.push(match pattern.starts_with('^') {
+            true => pattern,
+            false => format!("^{pattern}"),
+        });
+        self
+    }
+
+    /// Sets any property of librdkafka. What would break a promise is refused by [`build`](Self::build).
+    pub fn set(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.client.set(key.into(), value.into());
+        self
+    }
+
+    /// Most messages of a partition that are delivered and not covered by an acknowledged commit; 8,192 by default. To
+    /// keep a partition busy it must exceed the messages in flight + rate × commit round trip. After a crash at most
+    /// this many messages of a partition are delivered again.
+    pub fn window(mut self, messages: usize) -> Self {
+        self.config.window_messages = messages;
+        self
+    }
+
+    /// Most key and payload bytes of a partition without a verdict; one message may overshoot; 64 MiB by default.
+    pub fn window_bytes(mut self, bytes: u64) -> Self {
+        self.config.window_bytes = bytes;
+        self
+    }
+
+    /// Most messages without a verdict over all partitions, each of which has a share of at least one; 10,000 by
+    /// default. Set it a little above the concurrency limit of the stack.
+    pub fn in_flight(mut self, messages: usize) -> Self {
+        self.config.in_flight_messages = messages;
+        self
+    }
+
+    /// Most key and payload bytes without a verdict over all partitions; 256 MiB by default.
+    pub fn in_flight_bytes(mut self, bytes: u64) -> Self {
+        self.config.in_flight_bytes = bytes;
+        self
+    }
+
+    /// Longest time between a moved watermark and its commit; 1 s by default.
+    pub fn commit_interval(mut self, interval: Duration) -> Self {
+        self.config.commit_interval = interval;
+        self
+    }
+
+    /// The most that giving up partitions in a rebalance may take: the wait for what runs and the last commit. By
+    /// default 5 s, or half of `max.poll.interval.ms` if that is shorter; more than that half is refused.
+    pub fn revoke_budget(mut self, budget: Duration) -> Self {
+        self.revoke_budget = Some(budget);
+        self
+    }
+
+    /// Makes the client, subscribes, and starts the threads. Does not wait for the broker.
+    ///
+    /// # Errors
+    /// What would break a promise, and whatever librdkafka refuses.
+    pub fn build(mut self) -> Result<KafkaSource, BuildError> {
+        self.config.validate()?;
+        let is_set =
+            |client: &ClientConfig, key| client.get(key).is_some_and(|value| !value.is_empty());
+        if !is_set(&self.client, "group.id") {
+            return Err(BuildError::NoGroup);
+        }
+        if !is_set(&self.client, "bootstrap.servers")
+            && !is_set(&self.client, "metadata.broker.list")
+        {
+            return Err(BuildError::NoBootstrap);
+        }
+        if self.topics.is_empty() {
+            return Err(BuildError::NoTopics);
+        }
+        if self
+            .topics
+            .iter()
+            .any(|topic| topic.is_empty() || topic == "^")
+        {
+            return Err(BuildError::EmptyTopic);
+        }
+        for (key, value) in DEFAULTS {
+            if self.client.get(key).is_none() {
+                self.client.set(key, value);
+            }
+        }
+        // as librdkafka understands them, aliases and defaults included
+        let native = self.client.create_native_config()?;
+        for key in ["enable.auto.commit", "enable.auto.offset.store"] {
+            if native.get(key)? != "false" {
+                return Err(BuildError::AutoCommit(key));
+            }
+        }
+        let interval = native
+            .get("max.poll.interval.ms")?
+            .parse()
+            .unwrap_or(300_000);
+        let interval = Duration::from_millis(interval);
+        let most = interval / 2;
+        let revoke_budget = self.revoke_budget.unwrap_or(REVOKE_BUDGET.min(most));
+        if revoke_budget > most {
+            return Err(BuildError::RevokeBudget {
+                budget: revoke_budget,
+                interval,
+                most,
+            });
+        }
+        let start = match self.client.get("auto.offset.reset") {
+            Some("latest" | "largest" | "end") => StartPolicy::PinLatest,
+            _ => StartPolicy::Client,
+        };
+        let settings = Settings {
+            revoke_budget,
+            start,
+        };
+        Ok(client::start(
+            &self.client,
+            &self.topics,
+            self.config,
+            settings,
+        )?)
+    }
+}
+
+impl fmt::Debug for KafkaSourceBuilder {
+    /// Settings may hold passwords: only names are shown.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let settings: Vec<_> = self.client.config_map().into_keys().collect();
+        f.debug_struct("KafkaSourceBuilder")
+            .field("topics", &self.topics)
+            .field("config", &self.config)
+            .field("revoke_budget", &self.revoke_budget)
+            .field("settings", &settings)
+            .finish_non_exhaustive()
+    }
+}

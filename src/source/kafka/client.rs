@@ -1,0 +1,65 @@
+//! Makes the client and starts the threads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdkafka::ClientConfig;
+use rdkafka::consumer::Consumer as _;
+use rdkafka::error::KafkaError;
+
+use super::KafkaSource;
+use super::context::{Consumer, Recorder};
+use super::link::Link;
+use super::{commits, group};
+use crate::ledger::Config;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settings {
+    pub(super) revoke_budget: Duration,
+    pub(super) start: StartPolicy,
+}
+
+/// Where to start in a partition without a committed offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StartPolicy {
+    /// As `auto.offset.reset` says.
+    Client,
+    /// At the end, and that position is committed before anything is taken: without it a restart would choose another
+    /// end, and what was produced in between would be skipped.
+    PinLatest,
+}
+
+pub(super) fn start(
+    client: &ClientConfig,
+    topics: &[String],
+    config: Config,
+    settings: Settings,
+) -> Result<KafkaSource, KafkaError> {
+    let consumer: Arc<Consumer> = Arc::new(client.create_with_context(Recorder::default())?);
+    let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
+    consumer.subscribe(&topics)?;
+    let link = Link::new(config);
+    spawn("kafka-commits", {
+        let (link, consumer) = (link.clone(), consumer.clone());
+        move || commits::run(link, consumer, settings.start)
+    })?;
+    let group = spawn("kafka-group", {
+        let link = link.clone();
+        move || group::run(link, consumer, settings)
+    });
+    if let Err(error) = group {
+        link.ask(super::link::Job::Exit);
+        return Err(error);
+    }
+    Ok(KafkaSource::new(link))
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), KafkaError> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+    match thread {
+        Ok(_) => Ok(()),
+        Err(error) => Err(KafkaError::ClientCreation(format!(
+            "no thread for it: {error}"
+        ))),
+    }
+}

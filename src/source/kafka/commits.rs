@@ -1,0 +1,205 @@
+//! The thread that waits for brokers: it sends commits, one request at a time, and asks for offsets.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{CommitMode, Consumer as _};
+use rdkafka::error::KafkaError;
+use rdkafka::{Offset, TopicPartitionList};
+use tracing::{debug, error, warn};
+
+use super::classify::{self, CommitMeaning};
+use super::client::StartPolicy;
+use super::context::{Consumer, list_of};
+use super::link::{Alive, Answer, Job, Link};
+use crate::ledger::{Commit, CommitFailure, Start, TopicPartition};
+use crate::source::SourceError;
+
+const TICK: Duration = Duration::from_millis(100);
+/// For one question to a broker.
+const ASK: Duration = Duration::from_secs(5);
+
+pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, policy: StartPolicy) {
+    let _alive = Alive {
+        link: link.clone(),
+        what: "sends commits",
+    };
+    let commits = Commits {
+        link,
+        consumer,
+        policy,
+    };
+    while commits.step() {}
+}
+
+struct Commits {
+    link: Arc<Link>,
+    consumer: Arc<Consumer>,
+    policy: StartPolicy,
+}
+
+impl Commits {
+    fn step(&self) -> bool {
+        let now = Instant::now();
+        let due = self.link.books.next_timeout(now);
+        let wait = due.map_or(TICK, |at| at.saturating_duration_since(now).min(TICK));
+        // what is due by the group thread (a drain) is not for us: a short wait keeps us from spinning on it
+        self.link.bell.wait(wait.max(Duration::from_millis(1)));
+        for job in self.link.take_jobs() {
+            match job {
+                Job::Starts(tps) => {
+                    let starts = self.starts(&tps);
+                    self.link.answer(Answer::Starts(starts));
+                }
+                Job::Seek(tp, offset) => {
+                    let ok = self.seek(&tp, offset);
+                    self.link.answer(Answer::Sought(tp, offset, ok));
+                }
+                Job::Exit => return false,
+            }
+        }
+        // built at the moment of sending
+        let commits = self.link.books.take_commits(Instant::now());
+        if !commits.is_empty() {
+            self.send(&commits);
+        }
+        true
+    }
+
+    /// One bad partition makes the answer of the whole list an error, although the others were stored: then each is
+    /// sent alone, once.
+    fn send(&self, commits: &[Commit]) {
+        match self.send_list(commits) {
+            Ok(()) => self.ended(commits, Ok(())),
+            Err(error) => match classify::commit(&error) {
+                CommitMeaning::Fatal => {
+                    self.ended(commits, Err((CommitFailure::Permanent, &error)));
+                    self.link.die(SourceError::Fatal(error.to_string()));
+                }
+                CommitMeaning::Partition(_) if commits.len() > 1 => {
+                    for commit in commits.chunks(1) {
+                        self.send(commit);
+                    }
+                }
+                CommitMeaning::Partition(kind) | CommitMeaning::Group(kind) => {
+                    self.ended(commits, Err((kind, &error)));
+                }
+            },
+        }
+    }
+
+    fn send_list(&self, commits: &[Commit]) -> Result<(), KafkaError> {
+        let mut list = TopicPartitionList::with_capacity(commits.len());
+        for commit in commits {
+            list.add_partition_offset(
+                &commit.tp.topic,
+                commit.tp.partition,
+                Offset::Offset(commit.offset),
+            )?;
+        }
+        self.consumer.commit(&list, CommitMode::Sync)
+    }
+
+    fn ended(&self, commits: &[Commit], result: Result<(), (CommitFailure, &KafkaError)>) {
+        for commit in commits {
+            let kind = result.map_err(|(kind, _)| kind);
+            let outcome = self.link.books.commit_ended(commit, kind, Instant::now());
+            let (topic, partition) = (&*commit.tp.topic, commit.tp.partition);
+            match result {
+                Ok(()) => debug!(topic, partition, offset = commit.offset, "committed"),
+                Err((CommitFailure::Transient, error)) => warn!(
+                    topic,
+                    partition,
+                    offset = commit.offset,
+                    failures = outcome.failures,
+                    %error,
+                    "commit failed; the newest watermark is sent again"
+                ),
+                Err((CommitFailure::Permanent, error)) if outcome.failures <= 1 => error!(
+                    topic,
+                    partition,
+                    offset = commit.offset,
+                    %error,
+                    "commit refused; it is tried again rarely"
+                ),
+                Err((CommitFailure::Permanent, _)) => {}
+            }
+        }
+    }
+
+    /// What is committed for partitions that are being assigned, and whether it counts.
+    fn starts(&self, tps: &[TopicPartition]) -> HashMap<TopicPartition, Start> {
+        let mut starts = HashMap::new();
+        let committed = match self.consumer.committed_offsets(list_of(tps), ASK) {
+            Ok(committed) => committed,
+            Err(error) => {
+                warn!(%error, "committed offsets could not be read at assign; the client starts by itself");
+                return starts;
+            }
+        };
+        let mut ends = TopicPartitionList::with_capacity(tps.len());
+        for tp in tps {
+            // a question for the offset of the time "end" (ListOffsets, timestamp -1)
+            let _ = ends.add_partition_offset(&tp.topic, tp.partition, Offset::End);
+        }
+        let ends = match self.consumer.offsets_for_times(ends, ASK) {
+            Ok(ends) => offsets(&ends),
+            Err(error) => {
+                warn!(%error, "log ends could not be read at assign");
+                HashMap::new()
+            }
+        };
+        let committed = offsets(&committed);
+        for tp in tps {
+            let start = match (committed.get(tp), ends.get(tp)) {
+                (Some(committed), Some(end)) if committed > end => {
+                    warn!(
+                        topic = &*tp.topic,
+                        partition = tp.partition,
+                        committed,
+                        end,
+                        "the committed offset lies beyond the log: the client resets"
+                    );
+                    Start::Unknown
+                }
+                (Some(committed), _) => Start::Committed(*committed),
+                (None, Some(end)) if self.policy == StartPolicy::PinLatest => Start::Pin(*end),
+                (None, _) => Start::Unknown,
+            };
+            starts.insert(tp.clone(), start);
+        }
+        starts
+    }
+
+    fn seek(&self, tp: &TopicPartition, offset: i64) -> bool {
+        let mut list = TopicPartitionList::with_capacity(1);
+        let sought = list
+            .add_partition_offset(&tp.topic, tp.partition, Offset::Offset(offset))
+            .and_then(|()| self.consumer.seek_partitions(list, ASK))
+            .and_then(|list| {
+                list.elements()
+                    .iter()
+                    .try_for_each(|element| element.error())
+            });
+        if let Err(error) = &sought {
+            warn!(topic = &*tp.topic, partition = tp.partition, offset, %error, "seek failed");
+        }
+        sought.is_ok()
+    }
+}
+
+/// The offsets of a list that are numbers. Metadata is not touched: it may be anything.
+fn offsets(list: &TopicPartitionList) -> HashMap<TopicPartition, i64> {
+    list.elements()
+        .iter()
+        .filter(|element| element.error().is_ok())
+        .filter_map(|element| match element.offset() {
+            Offset::Offset(offset) => Some((
+                TopicPartition::new(element.topic(), element.partition()),
+                offset,
+            )),
+            _ => None,
+        })
+        .collect()
+}

@@ -1,0 +1,406 @@
+//! The thread that keeps the membership: it polls the main queue, answers rebalances, drains, and closes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rdkafka::consumer::{Consumer as _, RebalanceProtocol};
+use rdkafka::error::KafkaError;
+use rdkafka::message::{BorrowedMessage, Message as _};
+use rdkafka::{Offset, TopicPartitionList};
+use tracing::{debug, error, info, warn};
+
+use super::classify::{self, Meaning};
+use super::client::Settings;
+use super::context::{Consumer, Rebalance, list_of};
+use super::link::{Alive, Answer, Job, Link, Opened, Queue};
+use crate::ledger::{Released, Start, TopicPartition};
+use crate::source::SourceError;
+
+/// The main queue is polled at least this often.
+const POLL: Duration = Duration::from_millis(100);
+/// And this often while an answer is due.
+const POLL_BUSY: Duration = Duration::from_millis(5);
+const SEEK_AGAIN: Duration = Duration::from_secs(1);
+
+pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, settings: Settings) {
+    let _alive = Alive {
+        link: link.clone(),
+        what: "keeps the membership",
+    };
+    let mut group = Group {
+        link,
+        consumer,
+        settings,
+        queues: HashMap::new(),
+        state: State::Steady,
+        seeks: Vec::new(),
+        released: HashMap::new(),
+        closing: None,
+    };
+    while group.step() {}
+}
+
+impl Drop for Group {
+    /// Also when this thread unwinds: the client must not be dropped by the driver, on a worker of the runtime.
+    fn drop(&mut self) {
+        let tps: Vec<_> = self.queues.keys().cloned().collect();
+        self.forget(&tps);
+        self.link.ask(Job::Exit);
+    }
+}
+
+struct Group {
+    link: Arc<Link>,
+    consumer: Arc<Consumer>,
+    settings: Settings,
+    /// The queues of assigned partitions, shared with the driver.
+    queues: HashMap<TopicPartition, Arc<Queue>>,
+    state: State,
+    /// Seeks that failed, and when to try again.
+    seeks: Vec<(Instant, TopicPartition, i64)>,
+    /// What was released since it was last assigned.
+    released: HashMap<TopicPartition, Released>,
+    closing: Option<Closing>,
+}
+
+/// The rebalance that waits for our answer. The client sends the next one only after that.
+enum State {
+    Steady,
+    Assigning(Vec<TopicPartition>),
+    Revoking(Vec<TopicPartition>),
+}
+
+struct Closing {
+    deadline: Instant,
+    /// The client was told to leave.
+    leaving: bool,
+    told: bool,
+}
+
+impl Group {
+    fn step(&mut self) -> bool {
+        let busy = !matches!(self.state, State::Steady) || self.closing.is_some();
+        match self.consumer.poll(if busy { POLL_BUSY } else { POLL }) {
+            None => {}
+            Some(Ok(message)) => stray(&self.consumer, &message, self.closing.is_some()),
+            Some(Err(error)) => self.failed(&error),
+        }
+        self.answers();
+        self.restarts();
+        self.rebalance();
+        for released in self
+            .link
+            .books
+            .drain_step(Instant::now())
+            .into_iter()
+            .flatten()
+        {
+            self.released.insert(released.tp.clone(), released);
+        }
+        self.drained();
+        self.close()
+    }
+
+    fn failed(&mut self, error: &KafkaError) {
+        match classify::consume(error) {
+            Meaning::Nothing => {}
+            Meaning::Fatal => {
+                let reason = match self.consumer.client().fatal_error() {
+                    Some((code, reason)) => format!("{code}: {reason}"),
+                    None => error.to_string(),
+                };
+                error!(%reason, "fatal client error: everything is fenced");
+                self.link.die(SourceError::Fatal(reason));
+            }
+            Meaning::PollExceeded => {
+                error!(
+                    "max.poll.interval.ms was exceeded: every partition is lost; the client joins again"
+                );
+                self.link.books.lose_all();
+            }
+            // on the main queue it names a topic of the subscription, which may still come
+            Meaning::Partition | Meaning::Transient => warn!(%error, "client error"),
+        }
+    }
+
+    /// Takes up the next rebalance, one at a time.
+    fn rebalance(&mut self) {
+        while matches!(self.state, State::Steady) {
+            match self.consumer.context().take() {
+                None => return,
+                Some(Rebalance::Assign(tps)) => {
+                    debug!(partitions = ?Names(&tps), "assigning");
+                    if tps.is_empty() || self.is_leaving() {
+                        self.assign(&tps, &HashMap::new());
+                    } else {
+                        self.link.ask(Job::Starts(tps.clone()));
+                        self.state = State::Assigning(tps);
+                    }
+                }
+                Some(Rebalance::Revoke(tps)) => {
+                    debug!(partitions = ?Names(&tps), lost = self.consumer.assignment_lost(), "revoking");
+                    if self.consumer.assignment_lost() {
+                        self.link.books.lose(&tps);
+                    } else {
+                        self.link
+                            .books
+                            .revoke(&tps, self.settings.revoke_budget, Instant::now());
+                    }
+                    self.state = State::Revoking(tps);
+                }
+            }
+        }
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.closing.is_some() || self.link.is_abandoned()
+    }
+
+    /// What the commit thread found out.
+    fn answers(&mut self) {
+        for answer in self.link.take_answers() {
+            match answer {
+                Answer::Starts(starts) => {
+                    if let State::Assigning(tps) = std::mem::replace(&mut self.state, State::Steady)
+                    {
+                        self.assign(&tps, &starts);
+                    }
+                }
+                Answer::Sought(tp, offset, true) => {
+                    if let Some(queue) = self.queues.get(&tp).cloned() {
+                        warn!(
+                            topic = &*tp.topic,
+                            partition = tp.partition,
+                            offset,
+                            "a new epoch begins"
+                        );
+                        self.open(&tp, queue, Start::Unknown);
+                    }
+                }
+                Answer::Sought(tp, offset, false) => {
+                    self.seeks.push((Instant::now() + SEEK_AGAIN, tp, offset));
+                }
+            }
+        }
+    }
+
+    /// Partitions whose offsets fell. Their epoch ends; the client is sent to where the new numbering begins, and only
+    /// then another epoch is opened.
+    fn restarts(&mut self) {
+        for (tp, offset) in self.link.take_restarts() {
+            self.link.books.lose(std::slice::from_ref(&tp));
+            self.link.ask(Job::Seek(tp, offset));
+        }
+        let now = Instant::now();
+        for (_, tp, offset) in self.seeks.extract_if(.., |(at, ..)| *at <= now) {
+            if self.queues.contains_key(&tp) {
+                self.link.ask(Job::Seek(tp, offset));
+            }
+        }
+    }
+
+    /// Answers an assign: each partition gets its own queue before the client may fetch for it, so that nothing of it
+    /// reaches the main queue.
+    fn assign(&mut self, tps: &[TopicPartition], starts: &HashMap<TopicPartition, Start>) {
+        let mut list = TopicPartitionList::with_capacity(tps.len());
+        for tp in tps {
+            let start = starts.get(tp).copied().unwrap_or(Start::Unknown);
+            match start {
+                Start::Pin(offset) => {
+                    let _ =
+                        list.add_partition_offset(&tp.topic, tp.partition, Offset::Offset(offset));
+                }
+                // the client looks for the committed offset by itself, leader epoch included
+                _ => {
+                    list.add_partition(&tp.topic, tp.partition);
+                }
+            }
+            if self.is_leaving() {
+                continue;
+            }
+            match self.split(tp) {
+                Some(queue) => self.open(tp, queue, start),
+                None => self.link.tell(|inbox| {
+                    inbox.errors.push(SourceError::Partition {
+                        tp: tp.clone(),
+                        error: "the client has no queue for it".to_owned(),
+                    });
+                }),
+            }
+        }
+        let answered = match self.consumer.rebalance_protocol() {
+            RebalanceProtocol::Cooperative => self.consumer.incremental_assign(&list),
+            _ => self.consumer.assign(&list),
+        };
+        if let Err(error) = answered {
+            warn!(%error, "the client refused the assignment");
+            self.link.books.lose(tps);
+            self.forget(tps);
+        } else {
+            info!(partitions = ?Names(tps), "assigned");
+        }
+        self.link.books.rebalanced();
+        self.link.bell.ring();
+    }
+
+    fn split(&mut self, tp: &TopicPartition) -> Option<Arc<Queue>> {
+        // an old queue that is dropped after the split would take the new one's callback with it
+        self.forget(std::slice::from_ref(tp));
+        let mut queue = self
+            .consumer
+            .split_partition_queue(&tp.topic, tp.partition)?;
+        let ready = Arc::new(AtomicBool::new(true));
+        let (flag, books) = (ready.clone(), self.link.books.clone());
+        queue.set_nonempty_callback(move || {
+            flag.store(true, Ordering::SeqCst);
+            books.wake_driver();
+        });
+        let queue = Arc::new(Queue {
+            queue: Mutex::new(Some(queue)),
+            ready,
+        });
+        self.queues.insert(tp.clone(), queue.clone());
+        Some(queue)
+    }
+
+    fn open(&mut self, tp: &TopicPartition, queue: Arc<Queue>, start: Start) {
+        let cell = self.link.books.assign(tp, start, Instant::now());
+        self.released.remove(tp);
+        self.link.tell(|inbox| {
+            inbox.opened.push(Opened {
+                tp: tp.clone(),
+                cell,
+                queue,
+            });
+        });
+        if let Start::Pin(_) = start {
+            self.link.bell.ring();
+        }
+    }
+
+    fn forget(&mut self, tps: &[TopicPartition]) {
+        for tp in tps {
+            if let Some(queue) = self.queues.remove(tp) {
+                let old = queue.queue.lock().take();
+                drop(old);
+            }
+        }
+    }
+
+    /// Answers a revoke once none of its partitions has books any more.
+    fn drained(&mut self) {
+        let State::Revoking(tps) = &self.state else {
+            return;
+        };
+        if self.consumer.assignment_lost() {
+            self.link.books.lose(tps);
+        } else if self.link.books.draining() {
+            // the last commit may have become possible just now
+            self.link.bell.ring();
+        }
+        let assigned = self.link.books.assigned();
+        if tps.iter().any(|tp| assigned.binary_search(tp).is_ok()) {
+            return;
+        }
+        let State::Revoking(tps) = std::mem::replace(&mut self.state, State::Steady) else {
+            return;
+        };
+        self.forget(&tps);
+        let answered = match self.consumer.rebalance_protocol() {
+            RebalanceProtocol::Cooperative => self.consumer.incremental_unassign(&list_of(&tps)),
+            _ => self.consumer.unassign(),
+        };
+        match answered {
+            Ok(()) => info!(partitions = ?Names(&tps), "revoked"),
+            Err(error) => warn!(%error, "the client refused the revocation"),
+        }
+    }
+
+    /// Whether to go on.
+    fn close(&mut self) -> bool {
+        if self.closing.is_none() {
+            if self.link.is_abandoned() {
+                self.link.books.lose_all();
+                self.closing = Some(Closing {
+                    deadline: Instant::now() + Duration::from_secs(30),
+                    leaving: false,
+                    told: true,
+                });
+            } else if let Some(deadline) = self.link.is_closing() {
+                self.closing = Some(Closing {
+                    deadline,
+                    leaving: false,
+                    told: false,
+                });
+            } else {
+                return true;
+            }
+        }
+        let Some(closing) = &mut self.closing else {
+            return true;
+        };
+        if self.link.books.draining() {
+            self.link.bell.ring();
+            return true;
+        }
+        if matches!(self.state, State::Assigning(_)) && Instant::now() < closing.deadline {
+            return true;
+        }
+        if !closing.leaving {
+            closing.leaving = true;
+            if let Err(error) = self.consumer.close_queue() {
+                warn!(%error, "the client refused to close");
+            }
+        }
+        let closed = self.consumer.closed();
+        let over = closed || Instant::now() >= closing.deadline;
+        if over && !closing.told {
+            closing.told = true;
+            if !closed {
+                warn!(
+                    "the client did not leave the group within the budget; it goes on leaving by itself"
+                );
+            }
+            let released = self
+                .released
+                .drain()
+                .map(|(_, released)| released)
+                .collect();
+            self.link.tell(|inbox| inbox.closed = Some(released));
+        }
+        !closed
+    }
+}
+
+/// A message on the main queue, though its partition has a queue of its own. It is not lost: the client is sent back to
+/// it.
+fn stray(consumer: &Consumer, message: &BorrowedMessage<'_>, leaving: bool) {
+    if leaving {
+        return;
+    }
+    let (topic, partition, offset) = (message.topic(), message.partition(), message.offset());
+    warn!(
+        topic,
+        partition, offset, "a message came by the main queue; it is fetched again"
+    );
+    if let Err(error) = consumer.seek(topic, partition, Offset::Offset(offset), Duration::ZERO) {
+        error!(topic, partition, offset, %error, "seek failed");
+    }
+}
+
+struct Names<'a>(&'a [TopicPartition]);
+
+impl std::fmt::Debug for Names<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list()
+            .entries(self.0.iter().map(|tp| format_args_of(tp)))
+            .finish()
+    }
+}
+
+fn format_args_of(tp: &TopicPartition) -> String {
+    tp.to_string()
+}
