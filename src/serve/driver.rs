@@ -24,6 +24,8 @@ const SLICE_POLLS: u32 = 8;
 /// When that many polls took longer than this, the next ones are left to the runtime's other workers.
 const SLICE_TIME: Duration = Duration::from_micros(80);
 const SPAWN_NEXT: u32 = 64;
+/// What a shutdown keeps for itself.
+const MARGIN: Duration = Duration::from_millis(250);
 
 pub(super) struct Driver<Src, Svc> {
     source: Src,
@@ -152,9 +154,11 @@ where
                     }
                     Poll::Pending => {
                         self.hand = Some(message);
-                        if let Poll::Ready(error) = self.source.poll_progress(cx) {
-                            self.close(Some(ServeErrorKind::Source(error)), None);
-                            return Poll::Ready(());
+                        while let Poll::Ready(error) = self.source.poll_progress(cx) {
+                            if !self.is_held(&error) {
+                                self.close(Some(ServeErrorKind::Source(error)), None);
+                                return Poll::Ready(());
+                            }
                         }
                         return Poll::Pending;
                     }
@@ -176,18 +180,28 @@ where
                 return Some(message);
             }
         }
-        match self.source.poll_next(cx) {
-            Poll::Ready(Some(Ok(message))) => Some(message),
-            Poll::Ready(Some(Err(error))) => {
-                self.close(Some(ServeErrorKind::Source(error)), None);
-                None
+        loop {
+            match self.source.poll_next(cx) {
+                Poll::Ready(Some(Ok(message))) => return Some(message),
+                Poll::Ready(Some(Err(error))) => {
+                    if !self.is_held(&error) {
+                        self.close(Some(ServeErrorKind::Source(error)), None);
+                        return None;
+                    }
+                }
+                Poll::Ready(None) => {
+                    self.close(None, None);
+                    return None;
+                }
+                Poll::Pending => return None,
             }
-            Poll::Ready(None) => {
-                self.close(None, None);
-                None
-            }
-            Poll::Pending => None,
         }
+    }
+
+    /// One partition that cannot be read is like a message that is not finished: with `OnFailure::Hold` the others go
+    /// on. The source has said which, and reads no more of it.
+    fn is_held(&self, error: &SourceError) -> bool {
+        self.options.on_failure == OnFailure::Hold && matches!(error, SourceError::Partition { .. })
     }
 
     fn call(&mut self, message: Message, cx: &mut Context<'_>) {
@@ -277,12 +291,14 @@ where
             offset,
             attempts,
             reason,
-            ..
+            error,
         } = failure;
         let about = (epoch, offset);
         let known = self.errors.iter().position(|(id, _)| *id == about);
         let cause = known.map(|index| self.errors.swap_remove(index).1);
         let about = cause.is_none().then_some(about);
+        // its text, until the error itself comes out of the stack; which it does not if a layer outside keeps it
+        let cause = cause.or(error.map(Into::into));
         if reason == Reason::Unready {
             self.close(Some(ServeErrorKind::Unready { tp, offset, cause }), about);
         } else if self.options.on_failure == OnFailure::Stop {
@@ -338,8 +354,10 @@ where
         }
         // nobody has begun it: it is delivered again
         self.hand = None;
+        // the source keeps its budget by itself; the rest is for its answer
         let limit = self.options.shutdown_limit;
-        self.source.start_close(limit);
+        self.source.start_close(limit - (limit / 10).min(MARGIN));
+        let limit = limit.max(MARGIN);
         let now = Instant::now();
         self.closing = Some(Closing {
             cause,

@@ -182,11 +182,6 @@ impl Books {
             .clone()
     }
 
-    pub(crate) fn cell(&self, tp: &TopicPartition) -> Option<Arc<EpochCell>> {
-        let state = self.shared.state.lock();
-        state.cells.get(&state.ledger.epoch(tp)?.id()).cloned()
-    }
-
     pub(crate) fn revoke(&self, tps: &[TopicPartition], budget: Duration, now: Instant) {
         let cells = {
             let mut state = self.shared.state.lock();

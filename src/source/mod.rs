@@ -56,7 +56,7 @@ pub trait Source {
     /// Makes progress and yields a message of a partition that has room.
     ///
     /// `None`: the source has ended, and everything it handed out has its verdict. An error is the end of the source
-    /// as well: close it.
+    /// as well: close it. Only after [`SourceError::Partition`] the other partitions can be read on.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Message, SourceError>>>;
 
     /// Makes the same progress without yielding a message. Ready only with an error.

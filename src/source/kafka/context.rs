@@ -1,13 +1,14 @@
 //! The client's callbacks: they record and return. None takes a lock that anybody holds across a call of the client.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rdkafka::ClientContext;
 use rdkafka::TopicPartitionList;
 use rdkafka::config::RDKafkaLogLevel;
-use rdkafka::consumer::{BaseConsumer, ConsumerContext};
-use rdkafka::error::KafkaError;
+use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext, RebalanceProtocol};
+use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::statistics::Statistics;
 use rdkafka::types::RDKafkaRespErr;
 use tracing::{debug, error, info, warn};
@@ -26,21 +27,55 @@ pub(super) enum Rebalance {
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     rebalances: Mutex<VecDeque<Rebalance>>,
+    /// Nobody is left to answer later: answer at once.
+    leaving: AtomicBool,
 }
 
 impl Recorder {
     pub(super) fn take(&self) -> Option<Rebalance> {
         self.rebalances.lock().pop_front()
     }
+
+    /// From now on rebalances are answered in the callback: the client is about to be dropped, which waits for the
+    /// answer to its last revoke.
+    pub(super) fn leave(&self) {
+        self.leaving.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Gives partitions back.
+pub(super) fn unassign(consumer: &Consumer, list: &TopicPartitionList) -> KafkaResult<()> {
+    match consumer.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => consumer.incremental_unassign(list),
+        _ => consumer.unassign(),
+    }
+}
+
+/// Takes partitions.
+pub(super) fn assign(consumer: &Consumer, list: &TopicPartitionList) -> KafkaResult<()> {
+    match consumer.rebalance_protocol() {
+        RebalanceProtocol::Cooperative => consumer.incremental_assign(list),
+        _ => consumer.assign(list),
+    }
 }
 
 impl ConsumerContext for Recorder {
     fn rebalance(
         &self,
-        _: &BaseConsumer<Self>,
+        consumer: &BaseConsumer<Self>,
         code: RDKafkaRespErr,
         list: &mut TopicPartitionList,
     ) {
+        if self.leaving.load(Ordering::SeqCst) {
+            let answered = match code {
+                RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => assign(consumer, list),
+                _ => unassign(consumer, list),
+            };
+            if let Err(error) = answered {
+                debug!(%error, "the client refused the answer to its last rebalance");
+            }
+            return;
+        }
         let tps = partitions(list);
         let rebalance = match code {
             RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => Rebalance::Assign(tps),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rdkafka::consumer::{Consumer as _, RebalanceProtocol};
+use rdkafka::consumer::Consumer as _;
 use rdkafka::error::KafkaError;
 use rdkafka::message::{BorrowedMessage, Message as _};
 use rdkafka::{Offset, TopicPartitionList};
@@ -14,7 +14,7 @@ use tracing::{debug, error, info, warn};
 
 use super::classify::{self, Meaning};
 use super::client::Settings;
-use super::context::{Consumer, Rebalance, list_of};
+use super::context::{Consumer, Rebalance, assign, list_of, unassign};
 use super::link::{Alive, Answer, Job, Link, Opened, Queue};
 use crate::ledger::{Released, Start, TopicPartition};
 use crate::source::SourceError;
@@ -24,6 +24,8 @@ const POLL: Duration = Duration::from_millis(100);
 /// And this often while an answer is due.
 const POLL_BUSY: Duration = Duration::from_millis(5);
 const SEEK_AGAIN: Duration = Duration::from_secs(1);
+/// How long a client that leaves waits for the commit thread.
+const LEAVE: Duration = Duration::from_secs(30);
 
 pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, settings: Settings) {
     let _alive = Alive {
@@ -41,13 +43,17 @@ pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, settings: Settings) 
         closing: None,
     };
     while group.step() {}
+    group.leave();
+    let link = group.link.clone();
+    // the client leaves the group here, unless the commit thread still holds it
+    drop(group);
+    link.tell(|inbox| inbox.closed = true);
 }
 
 impl Drop for Group {
     /// Also when this thread unwinds: the client must not be dropped by the driver, on a worker of the runtime.
     fn drop(&mut self) {
-        let tps: Vec<_> = self.queues.keys().cloned().collect();
-        self.forget(&tps);
+        self.forget_all();
         self.link.ask(Job::Exit);
     }
 }
@@ -75,9 +81,6 @@ enum State {
 
 struct Closing {
     deadline: Instant,
-    /// The client was told to leave.
-    leaving: bool,
-    told: bool,
 }
 
 impl Group {
@@ -231,11 +234,7 @@ impl Group {
                 }),
             }
         }
-        let answered = match self.consumer.rebalance_protocol() {
-            RebalanceProtocol::Cooperative => self.consumer.incremental_assign(&list),
-            _ => self.consumer.assign(&list),
-        };
-        if let Err(error) = answered {
+        if let Err(error) = assign(&self.consumer, &list) {
             warn!(%error, "the client refused the assignment");
             self.link.books.lose(tps);
             self.forget(tps);
@@ -281,6 +280,13 @@ impl Group {
         }
     }
 
+    fn forget_all(&mut self) {
+        for (_, queue) in self.queues.drain() {
+            let old = queue.queue.lock().take();
+            drop(old);
+        }
+    }
+
     fn forget(&mut self, tps: &[TopicPartition]) {
         for tp in tps {
             if let Some(queue) = self.queues.remove(tp) {
@@ -309,11 +315,7 @@ impl Group {
             return;
         };
         self.forget(&tps);
-        let answered = match self.consumer.rebalance_protocol() {
-            RebalanceProtocol::Cooperative => self.consumer.incremental_unassign(&list_of(&tps)),
-            _ => self.consumer.unassign(),
-        };
-        match answered {
+        match unassign(&self.consumer, &list_of(&tps)) {
             Ok(()) => info!(partitions = ?Names(&tps), "revoked"),
             Err(error) => warn!(%error, "the client refused the revocation"),
         }
@@ -321,57 +323,61 @@ impl Group {
 
     /// Whether to go on.
     fn close(&mut self) -> bool {
-        if self.closing.is_none() {
-            if self.link.is_abandoned() {
+        let closing = match &self.closing {
+            Some(closing) => closing,
+            None if self.link.is_abandoned() => {
                 self.link.books.lose_all();
-                self.closing = Some(Closing {
-                    deadline: Instant::now() + Duration::from_secs(30),
-                    leaving: false,
-                    told: true,
-                });
-            } else if let Some(deadline) = self.link.is_closing() {
-                self.closing = Some(Closing {
-                    deadline,
-                    leaving: false,
-                    told: false,
-                });
-            } else {
-                return true;
+                let deadline = Instant::now() + LEAVE;
+                self.closing.insert(Closing { deadline })
             }
-        }
-        let Some(closing) = &mut self.closing else {
-            return true;
+            None => match self.link.is_closing() {
+                Some(deadline) => self.closing.insert(Closing { deadline }),
+                None => return true,
+            },
         };
+        let in_time = Instant::now() < closing.deadline;
         if self.link.books.draining() {
             self.link.bell.ring();
             return true;
         }
-        if matches!(self.state, State::Assigning(_)) && Instant::now() < closing.deadline {
-            return true;
-        }
-        if !closing.leaving {
-            closing.leaving = true;
-            if let Err(error) = self.consumer.close_queue() {
-                warn!(%error, "the client refused to close");
+        // a rebalance that waits for its answer gets it first
+        !matches!(self.state, State::Steady) && in_time
+    }
+
+    /// Leaves the group. Everything is drained and committed, or the budget is over.
+    fn leave(&mut self) {
+        let released = self
+            .released
+            .drain()
+            .map(|(_, released)| released)
+            .collect();
+        self.link.tell(|inbox| inbox.released = Some(released));
+        self.forget_all();
+        self.link.ask(Job::Exit);
+        // from here on rebalances are answered as they come; those that waited are answered first
+        self.consumer.context().leave();
+        let waiting = match std::mem::replace(&mut self.state, State::Steady) {
+            State::Steady => None,
+            State::Assigning(tps) => Some(Rebalance::Assign(tps)),
+            State::Revoking(tps) => Some(Rebalance::Revoke(tps)),
+        };
+        let recorded = std::iter::from_fn(|| self.consumer.context().take());
+        for rebalance in waiting.into_iter().chain(recorded) {
+            let answered = match rebalance {
+                Rebalance::Assign(tps) => assign(&self.consumer, &list_of(&tps)),
+                Rebalance::Revoke(tps) => unassign(&self.consumer, &list_of(&tps)),
+            };
+            if let Err(error) = answered {
+                debug!(%error, "the client refused the answer to its last rebalance");
             }
         }
-        let closed = self.consumer.closed();
-        let over = closed || Instant::now() >= closing.deadline;
-        if over && !closing.told {
-            closing.told = true;
-            if !closed {
-                warn!(
-                    "the client did not leave the group within the budget; it goes on leaving by itself"
-                );
+        // the client leaves when its last owner drops it; the commit thread may still wait for a broker
+        let patience = Instant::now() + LEAVE;
+        while Arc::strong_count(&self.consumer) > 1 && Instant::now() < patience {
+            if let Some(Err(error)) = self.consumer.poll(POLL_BUSY) {
+                debug!(%error, "client error while leaving");
             }
-            let released = self
-                .released
-                .drain()
-                .map(|(_, released)| released)
-                .collect();
-            self.link.tell(|inbox| inbox.closed = Some(released));
         }
-        !closed
     }
 }
 

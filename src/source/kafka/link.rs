@@ -31,7 +31,10 @@ pub(super) struct Inbox {
     pub(super) errors: Vec<SourceError>,
     /// The source is over, for this reason.
     pub(super) dead: Option<SourceError>,
-    pub(super) closed: Option<Vec<Released>>,
+    /// Everything is given up; the client has yet to leave.
+    pub(super) released: Option<Vec<Released>>,
+    /// The client has left.
+    pub(super) closed: bool,
 }
 
 /// A partition to read.

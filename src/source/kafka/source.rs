@@ -34,9 +34,15 @@ pub struct KafkaSource {
     tick: Option<Pin<Box<Sleep>>>,
     errors: Vec<SourceError>,
     dead: Option<SourceError>,
+    closing: Option<Closing>,
+    released: Option<Vec<Released>>,
+    closed: bool,
+}
+
+struct Closing {
     /// What was assigned when the close began.
-    closing: Option<Vec<TopicPartition>>,
-    closed: Option<Vec<Released>>,
+    assigned: Vec<TopicPartition>,
+    deadline: Pin<Box<Sleep>>,
 }
 
 impl KafkaSource {
@@ -64,7 +70,8 @@ impl KafkaSource {
             errors: Vec::new(),
             dead: None,
             closing: None,
-            closed: None,
+            released: None,
+            closed: false,
         }
     }
 
@@ -81,9 +88,10 @@ impl KafkaSource {
         if let Some(dead) = news.dead {
             self.dead = Some(dead);
         }
-        if let Some(closed) = news.closed {
-            self.closed = Some(closed);
+        if news.released.is_some() {
+            self.released = news.released;
         }
+        self.closed |= news.closed;
     }
 
     /// The next message of the partition whose turn it is, or of the first after it that has one and has room.
@@ -257,7 +265,10 @@ impl Source for KafkaSource {
         let tps: Vec<TopicPartition> = self.link.books.assigned();
         // stopped here and now, so that nothing starts while the group thread sleeps
         self.link.books.revoke(&tps, budget, now);
-        self.closing = Some(tps);
+        self.closing = Some(Closing {
+            assigned: tps,
+            deadline: Box::pin(sleep(budget)),
+        });
         self.link.order(|orders| orders.close = Some(deadline));
         self.link.bell.ring();
     }
@@ -265,10 +276,20 @@ impl Source for KafkaSource {
     fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<Result<Vec<Released>, SourceError>> {
         self.link.books.set_driver(cx.waker());
         self.read_news();
-        if let (Some(mut closed), Some(tps)) = (self.closed.take(), &self.closing) {
-            closed.retain(|released| tps.contains(&released.tp));
-            closed.sort_by(|a, b| a.tp.cmp(&b.tp));
-            return Poll::Ready(Ok(closed));
+        let Some(closing) = &mut self.closing else {
+            return Poll::Ready(Ok(Vec::new()));
+        };
+        let over = closing.deadline.as_mut().poll(cx).is_ready();
+        if let Some(released) = self.released.take_if(|_| self.closed || over) {
+            if !self.closed {
+                warn!(
+                    "the client has not left the group within the budget; it goes on leaving by itself"
+                );
+            }
+            let mut released = released;
+            released.retain(|released| closing.assigned.contains(&released.tp));
+            released.sort_by(|a, b| a.tp.cmp(&b.tp));
+            return Poll::Ready(Ok(released));
         }
         match &self.dead {
             Some(dead) => Poll::Ready(Err(dead.clone())),
