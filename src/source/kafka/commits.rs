@@ -129,13 +129,13 @@ impl Commits {
     }
 
     /// What is committed for partitions that are being assigned, and whether it counts.
-    fn starts(&self, tps: &[TopicPartition]) -> HashMap<TopicPartition, Start> {
+    fn starts(&self, tps: &[TopicPartition]) -> Option<HashMap<TopicPartition, Start>> {
         let mut starts = HashMap::new();
         let committed = match self.consumer.committed_offsets(list_of(tps), ASK) {
             Ok(committed) => committed,
             Err(error) => {
-                warn!(%error, "committed offsets could not be read at assign; the client starts by itself");
-                return starts;
+                warn!(%error, "committed offsets could not be read at assign; asking again");
+                return None;
             }
         };
         let mut ends = TopicPartitionList::with_capacity(tps.len());
@@ -147,6 +147,9 @@ impl Commits {
             Ok(ends) => offsets(&ends),
             Err(error) => {
                 warn!(%error, "log ends could not be read at assign");
+                if self.policy == StartPolicy::PinLatest {
+                    return None;
+                }
                 HashMap::new()
             }
         };
@@ -169,7 +172,7 @@ impl Commits {
             };
             starts.insert(tp.clone(), start);
         }
-        starts
+        Some(starts)
     }
 
     fn seek(&self, tp: &TopicPartition, offset: i64) -> bool {

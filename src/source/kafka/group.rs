@@ -1,6 +1,6 @@
 //! The thread that keeps the membership: it polls the main queue, answers rebalances, drains, and closes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use crate::source::SourceError;
 const POLL: Duration = Duration::from_millis(100);
 /// And this often while an answer is due.
 const POLL_BUSY: Duration = Duration::from_millis(5);
-const SEEK_AGAIN: Duration = Duration::from_secs(1);
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// How long a client that leaves waits for the commit thread.
 const LEAVE: Duration = Duration::from_secs(30);
 
@@ -38,7 +38,8 @@ pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, settings: Settings) 
         settings,
         queues: HashMap::new(),
         state: State::Steady,
-        seeks: Vec::new(),
+        seeking: HashSet::new(),
+        again: Vec::new(),
         released: HashMap::new(),
         closing: None,
     };
@@ -65,8 +66,11 @@ struct Group {
     /// The queues of assigned partitions, shared with the driver.
     queues: HashMap<TopicPartition, Arc<Queue>>,
     state: State,
-    /// Seeks that failed, and when to try again.
-    seeks: Vec<(Instant, TopicPartition, i64)>,
+    /// Partitions for which the commit thread seeks right now. No rebalance is answered meanwhile: the seek would hit
+    /// another assignment of the partition.
+    seeking: HashSet<TopicPartition>,
+    /// What failed, and when to ask again.
+    again: Vec<(Instant, Job)>,
     /// What was released since it was last assigned.
     released: HashMap<TopicPartition, Released>,
     closing: Option<Closing>,
@@ -166,14 +170,24 @@ impl Group {
     fn answers(&mut self) {
         for answer in self.link.take_answers() {
             match answer {
-                Answer::Starts(starts) => {
+                Answer::Starts(Some(starts)) => {
                     if let State::Assigning(tps) = std::mem::replace(&mut self.state, State::Steady)
                     {
                         self.assign(&tps, &starts);
                     }
                 }
-                Answer::Sought(tp, offset, true) => {
-                    if let Some(queue) = self.queues.get(&tp).cloned() {
+                Answer::Starts(None) => {
+                    if let State::Assigning(tps) = &self.state {
+                        let job = Job::Starts(tps.clone());
+                        self.again.push((Instant::now() + ASK_AGAIN, job));
+                    }
+                }
+                Answer::Sought(tp, offset, ok) => {
+                    self.seeking.remove(&tp);
+                    let Some(queue) = self.queue_of(&tp) else {
+                        continue;
+                    };
+                    if ok {
                         warn!(
                             topic = &*tp.topic,
                             partition = tp.partition,
@@ -181,27 +195,41 @@ impl Group {
                             "a new epoch begins"
                         );
                         self.open(&tp, queue, Start::Unknown);
+                    } else {
+                        let job = Job::Seek(tp, offset);
+                        self.again.push((Instant::now() + ASK_AGAIN, job));
                     }
-                }
-                Answer::Sought(tp, offset, false) => {
-                    self.seeks.push((Instant::now() + SEEK_AGAIN, tp, offset));
                 }
             }
         }
     }
 
-    /// Partitions whose offsets fell. Their epoch ends; the client is sent to where the new numbering begins, and only
-    /// then another epoch is opened.
-    fn restarts(&mut self) {
-        for (tp, offset) in self.link.take_restarts() {
-            self.link.books.lose(std::slice::from_ref(&tp));
-            self.link.ask(Job::Seek(tp, offset));
+    /// The queue of a partition that is ours to stay.
+    fn queue_of(&self, tp: &TopicPartition) -> Option<Arc<Queue>> {
+        match &self.state {
+            State::Revoking(tps) if tps.contains(tp) => None,
+            _ => self.queues.get(tp).cloned(),
         }
+    }
+
+    /// Partitions whose offsets fell. Their epoch is over; the client is sent to where the new numbering begins, and
+    /// only then another epoch is opened.
+    fn restarts(&mut self) {
         let now = Instant::now();
-        for (_, tp, offset) in self.seeks.extract_if(.., |(at, ..)| *at <= now) {
-            if self.queues.contains_key(&tp) {
-                self.link.ask(Job::Seek(tp, offset));
+        let fell = self.link.take_restarts();
+        let fell = fell.into_iter().map(|(tp, offset)| Job::Seek(tp, offset));
+        let due = self.again.extract_if(.., |(at, _)| *at <= now);
+        let jobs: Vec<_> = due.map(|(_, job)| job).chain(fell).collect();
+        for job in jobs {
+            match &job {
+                Job::Seek(tp, _) if self.queue_of(tp).is_none() => continue,
+                Job::Seek(tp, _) => {
+                    self.seeking.insert(tp.clone());
+                }
+                Job::Starts(_) if !matches!(self.state, State::Assigning(_)) => continue,
+                Job::Starts(_) | Job::Exit => {}
             }
+            self.link.ask(job);
         }
     }
 
@@ -307,6 +335,9 @@ impl Group {
             // the last commit may have become possible just now
             self.link.bell.ring();
         }
+        if tps.iter().any(|tp| self.seeking.contains(tp)) {
+            return;
+        }
         let assigned = self.link.books.assigned();
         if tps.iter().any(|tp| assigned.binary_search(tp).is_ok()) {
             return;
@@ -340,8 +371,8 @@ impl Group {
             self.link.bell.ring();
             return true;
         }
-        // a rebalance that waits for its answer gets it first
-        !matches!(self.state, State::Steady) && in_time
+        // a revoke that waits for its answer gets it first
+        matches!(self.state, State::Revoking(_)) && in_time
     }
 
     /// Leaves the group. Everything is drained and committed, or the budget is over.
@@ -402,11 +433,7 @@ struct Names<'a>(&'a [TopicPartition]);
 impl std::fmt::Debug for Names<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list()
-            .entries(self.0.iter().map(|tp| format_args_of(tp)))
+            .entries(self.0.iter().map(ToString::to_string))
             .finish()
     }
-}
-
-fn format_args_of(tp: &TopicPartition) -> String {
-    tp.to_string()
 }

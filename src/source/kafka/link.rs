@@ -74,7 +74,8 @@ pub(super) enum Job {
 /// And back.
 #[derive(Debug)]
 pub(super) enum Answer {
-    Starts(HashMap<TopicPartition, Start>),
+    /// `None`: no broker answered.
+    Starts(Option<HashMap<TopicPartition, Start>>),
     Sought(TopicPartition, i64, bool),
 }
 
