@@ -382,7 +382,7 @@ impl Epoch {
         effects.urgent = was < half && mark.seq - book.acked_seq >= half || book.refused.is_some();
     }
 
-    /// Notes that an attempt begins, unless nothing may start any more. One step with [`stop`](Epoch::stop): an
+    /// Notes that an attempt begins, unless nothing may start any more. One step with the stop of the epoch: an
     /// attempt that has begun is waited for, one that has not never begins.
     pub fn begin(&self, ticket: Ticket) -> Begin {
         let mut guard = self.book.lock();
