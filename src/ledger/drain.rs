@@ -38,6 +38,12 @@ impl Drain {
         Some((fenced.epoch.clone(), fenced.last?))
     }
 
+    /// Whether there is nothing left to wait for.
+    fn is_over(&self, is_out: bool, now: Instant) -> bool {
+        let committed = self.fenced.as_ref().is_some_and(|f| f.last.is_none());
+        committed && !is_out || now >= self.deadline
+    }
+
     pub(super) fn commit_ended(&mut self, commit: &Commit, ok: bool, retry_at: Option<Instant>) {
         let Some(fenced) = &mut self.fenced else {
             return;
@@ -124,7 +130,6 @@ impl Ledger {
     /// Fences what is idle or out of time, and releases drains that are over.
     pub fn drain_step(&mut self, now: Instant) -> Drained {
         let mut drained = Drained::default();
-        let mut groups = Vec::new();
         for partition in self.partitions.values_mut() {
             let (Some(drain), Some(epoch)) = (&mut partition.drain, &partition.epoch) else {
                 continue;
@@ -139,15 +144,9 @@ impl Ledger {
                 });
                 drained.fenced.push(epoch.clone());
             }
-            let over = drain.fenced.as_ref().is_some_and(|f| f.last.is_none())
-                && !partition.commits.is_out();
-            groups.push((drain.group, over || now >= drain.deadline));
         }
-        groups.sort_unstable();
-        for group in groups.chunk_by(|a, b| a.0 == b.0) {
-            if group.iter().all(|(_, over)| *over) {
-                drained.released.push(self.release(group[0].0));
-            }
+        for group in self.groups_over(now) {
+            drained.released.push(self.release(group));
         }
         if !drained.released.is_empty() && !self.draining() {
             self.hold_commits(now + HOLD);
@@ -158,6 +157,23 @@ impl Ledger {
     /// Whether any partition is being given up.
     pub fn draining(&self) -> bool {
         self.partitions.values().any(|p| p.drain.is_some())
+    }
+
+    /// Groups of partitions given up together of which none has anything left to wait for.
+    fn groups_over(&self, now: Instant) -> Vec<u64> {
+        let drains = self
+            .partitions
+            .values()
+            .filter_map(|p| Some((p.drain.as_ref()?, p.commits.is_out())));
+        let mut groups: Vec<(u64, bool)> = drains
+            .map(|(drain, is_out)| (drain.group, drain.is_over(is_out, now)))
+            .collect();
+        groups.sort_unstable();
+        groups
+            .chunk_by(|a, b| a.0 == b.0)
+            .filter(|group| group.iter().all(|(_, over)| *over))
+            .map(|group| group[0].0)
+            .collect()
     }
 
     fn release(&mut self, group: u64) -> Vec<Released> {
@@ -183,14 +199,20 @@ impl Ledger {
     }
 
     pub(super) fn next_drain_step(&self, now: Instant) -> Option<Instant> {
+        if !self.groups_over(now).is_empty() {
+            return Some(now);
+        }
         self.partitions
             .values()
             .filter_map(|p| Some((p.drain.as_ref()?, p.epoch.as_ref()?, p.commits.is_out())))
-            .map(|(drain, epoch, is_out)| match &drain.fenced {
-                None if epoch.is_idle() => now,
-                None => drain.wait_until,
-                Some(fenced) if is_out || fenced.last.is_none() => drain.deadline,
-                Some(fenced) => fenced.not_before.unwrap_or(now).min(drain.deadline),
+            .filter_map(|(drain, epoch, is_out)| match &drain.fenced {
+                None if epoch.is_idle() => Some(now),
+                None => Some(drain.wait_until),
+                // waits for the others of its group, which say themselves when: a time that is over would make the
+                // driver spin
+                Some(_) if drain.is_over(is_out, now) => None,
+                Some(fenced) if is_out || fenced.last.is_none() => Some(drain.deadline),
+                Some(fenced) => Some(fenced.not_before.unwrap_or(now).min(drain.deadline)),
             })
             .min()
     }
