@@ -122,7 +122,9 @@ impl Ledger {
             stopped.push(epoch.clone());
         }
         if !stopped.is_empty() {
-            self.hold_commits(deadline + HOLD);
+            // a short budget never shortens the wait for a drain that is under way already
+            let until = deadline + HOLD;
+            self.hold_commits(self.held_until.map_or(until, |at| at.max(until)));
         }
         stopped
     }
@@ -174,6 +176,14 @@ impl Ledger {
             .filter(|group| group.iter().all(|(_, over)| *over))
             .map(|group| group[0].0)
             .collect()
+    }
+
+    /// A drain ended without a release. With the last one goes what the commits of other partitions were held for: no
+    /// release will come to let them go.
+    pub(super) fn drain_dropped(&mut self) {
+        if !self.draining() {
+            self.rebalanced();
+        }
     }
 
     fn release(&mut self, group: u64) -> Vec<Released> {
