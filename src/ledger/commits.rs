@@ -151,6 +151,8 @@ impl Ledger {
             return outcome;
         };
         let state = &mut partition.commits;
+        let epoch = partition.epoch.as_ref();
+        let is_current = epoch.is_some_and(|epoch| epoch.id() == commit.epoch);
         let Some(out) = state
             .out
             .take_if(|out| out.epoch.id() == commit.epoch && out.mark.offset == commit.offset)
@@ -166,7 +168,10 @@ impl Ledger {
             Err(kind) => {
                 state.failures = state.failures.saturating_add(1);
                 outcome.failures = state.failures;
-                state.retry_at = Some(now + backoff(kind, state.failures));
+                // what an ended epoch met with says nothing of this one
+                if is_current {
+                    state.retry_at = Some(now + backoff(kind, state.failures));
+                }
             }
         }
         if let Some(drain) = &mut partition.drain {
