@@ -347,8 +347,13 @@ impl Epoch {
             effects: Effects::default(),
         };
         let before = book.dirty();
-        // what a fenced epoch still holds is given back as well, but it counts for nothing
-        let Some(left) = book.window.settle(ticket.seq, verdict) else {
+        // what a fenced epoch still holds is given back as well, but it counts for nothing: its watermark stays
+        let fenced = book.stage == Stage::Fenced;
+        let written = match verdict {
+            Verdict::Finished(_) if fenced => Verdict::NotFinished(Reason::Cut),
+            verdict => verdict,
+        };
+        let Some(left) = book.window.settle(ticket.seq, written) else {
             drop(guard);
             self.in_flight.count_late();
             return settlement;
@@ -358,7 +363,7 @@ impl Epoch {
             book.busy -= 1;
         }
         settlement.effects.idle = left.finishing && book.idle();
-        if book.stage == Stage::Fenced {
+        if fenced {
             self.in_flight.count_late();
         } else {
             settlement.verdict = Some(verdict);
