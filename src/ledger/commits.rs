@@ -175,7 +175,7 @@ impl Ledger {
             }
         }
         if let Some(drain) = &mut partition.drain {
-            drain.commit_ended(commit, result.is_ok(), state.retry_at);
+            drain.commit_ended(commit, result, now);
         }
         self.forget_if_closed(&commit.tp);
         outcome
@@ -212,7 +212,7 @@ impl Ledger {
     }
 }
 
-fn backoff(kind: CommitFailure, failures: u32) -> Duration {
+pub(super) fn backoff(kind: CommitFailure, failures: u32) -> Duration {
     match kind {
         CommitFailure::Transient => BACKOFF_FIRST
             .saturating_mul(1 << (failures - 1).min(16))

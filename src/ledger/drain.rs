@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::commits::backoff;
 use super::window::Mark;
-use super::{Commit, Epoch, Ledger, TopicPartition};
+use super::{Commit, CommitFailure, Epoch, Ledger, TopicPartition};
 
 /// How long commits of other partitions wait for the end of a rebalance.
 const HOLD: Duration = Duration::from_secs(5);
@@ -24,6 +25,9 @@ struct Fenced {
     epoch: Arc<Epoch>,
     /// What is still to be committed.
     last: Option<Mark>,
+    /// Failures of the last commit. Those of earlier commits do not count: they would use up what is left of the
+    /// budget.
+    failures: u32,
     not_before: Option<Instant>,
     cut: usize,
 }
@@ -44,15 +48,25 @@ impl Drain {
         committed && !is_out || now >= self.deadline
     }
 
-    pub(super) fn commit_ended(&mut self, commit: &Commit, ok: bool, retry_at: Option<Instant>) {
+    pub(super) fn commit_ended(
+        &mut self,
+        commit: &Commit,
+        result: Result<(), CommitFailure>,
+        now: Instant,
+    ) {
         let Some(fenced) = &mut self.fenced else {
             return;
         };
-        if ok {
+        match result {
             // one that was out when the fence fell may have covered it
-            fenced.last.take_if(|mark| mark.offset <= commit.offset);
-        } else if commit.last {
-            fenced.not_before = retry_at;
+            Ok(()) => {
+                fenced.last.take_if(|mark| mark.offset <= commit.offset);
+            }
+            Err(kind) if commit.last => {
+                fenced.failures = fenced.failures.saturating_add(1);
+                fenced.not_before = Some(now + backoff(kind, fenced.failures));
+            }
+            Err(_) => {}
         }
     }
 }
@@ -141,6 +155,7 @@ impl Ledger {
                 drain.fenced = Some(Fenced {
                     epoch: epoch.clone(),
                     last,
+                    failures: 0,
                     not_before: None,
                     cut,
                 });
