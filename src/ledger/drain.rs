@@ -54,7 +54,12 @@ impl Drain {
         result: Result<(), CommitFailure>,
         now: Instant,
     ) {
-        let Some(fenced) = &mut self.fenced else {
+        // across epochs offsets cannot be compared: an answer to an old one's commit says nothing of this one
+        let Some(fenced) = self
+            .fenced
+            .as_mut()
+            .filter(|f| f.epoch.id() == commit.epoch)
+        else {
             return;
         };
         match result {
