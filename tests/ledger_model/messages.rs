@@ -45,6 +45,7 @@ impl World {
             room == expected,
             "promise 11: room is {room:?} where it is {expected:?}"
         );
+        self.refused_in_flight |= room == Room::InFlightFull;
         if matches!(room, Room::WindowFull | Room::InFlightFull) {
             epoch.was_refused = true;
             epoch.refused_full =
@@ -320,6 +321,7 @@ impl World {
         if effects.room {
             epoch.refused_full = false;
         }
+        self.ensure_room_is_told(!twice, effects)?;
         if counts {
             self.tally.count(written);
         } else {
@@ -334,6 +336,22 @@ impl World {
             _ => Event::SettleNotFinished,
         };
         self.happened(p, event, &|| format!("{} {written:?}", delivery.offset));
+        Ok(())
+    }
+
+    /// When an eighth of what may be in flight is free, the verdict that freed it says so to those who were refused.
+    fn ensure_room_is_told(&mut self, gave_back: bool, effects: Effects) -> Checked {
+        let (messages, bytes) = self.in_flight();
+        let config = &self.config;
+        let step = (config.in_flight_messages as u64 / 8).max(1);
+        let free = messages + step <= config.in_flight_messages as u64
+            && bytes <= config.in_flight_bytes - config.in_flight_bytes / 8;
+        if gave_back && free && std::mem::take(&mut self.refused_in_flight) {
+            ensure!(
+                effects.room,
+                "promise 11: there is room again, and nobody was told"
+            );
+        }
         Ok(())
     }
 }

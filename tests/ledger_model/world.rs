@@ -94,6 +94,8 @@ pub(crate) struct World {
     /// Until then only last commits go out.
     pub(crate) held_until: Option<Instant>,
     pub(crate) next_group: u64,
+    /// Somebody was refused because of what is in flight over all, and none was told since that there is room.
+    pub(crate) refused_in_flight: bool,
     /// The last event of each partition.
     before: Vec<Option<Event>>,
     pub(crate) pairs: Pairs,
@@ -123,6 +125,7 @@ impl World {
             tally: Tally::default(),
             held_until: None,
             next_group: 1,
+            refused_in_flight: false,
             pairs: Pairs::default(),
             story: None,
         }
