@@ -10,6 +10,8 @@ use super::{Effects, Epoch, EpochId, Ledger, TopicPartition};
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);
 const BACKOFF_PERMANENT: Duration = Duration::from_secs(30);
+/// A year, so that `Duration::MAX` means never and does not overflow.
+const INTERVAL_MOST: Duration = Duration::from_secs(365 * 86_400);
 
 /// An offset to commit. Answer it with [`Ledger::commit_ended`], whatever comes of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +75,9 @@ impl CommitState {
         match self.retry_at {
             Some(at) => at,
             None if urgent => now,
-            None => self.last_sent.map_or(now, |sent| sent + interval),
+            None => self
+                .last_sent
+                .map_or(now, |sent| sent + interval.min(INTERVAL_MOST)),
         }
     }
 

@@ -184,6 +184,20 @@ fn an_attempt_beside_more_guards_than_a_byte_can_count_still_begins() {
 }
 
 #[test]
+fn an_interval_without_end_commits_only_what_is_urgent() {
+    let mut config = Config::default();
+    config.commit_interval = Duration::MAX;
+    config.window_messages = 4;
+    let (mut ledger, now) = (Ledger::new(config), ledger().1);
+    let epoch = ledger.assign(&partition(0), Start::Unknown, now);
+    let [m0, m1] = [0, 1].map(|offset| deliver(&epoch, offset, now));
+    handle(&epoch, m0);
+    assert_eq!(ledger.take_commits(now + secs(86_400)), []);
+    handle(&epoch, m1);
+    assert_eq!(commit(&mut ledger, now + secs(86_400)), [2]);
+}
+
+#[test]
 fn a_negative_offset_is_refused_and_enters_no_books() {
     let (mut ledger, now) = ledger();
     let epoch = ledger.assign(&partition(0), Start::Unknown, now);
