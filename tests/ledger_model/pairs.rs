@@ -178,14 +178,14 @@ impl Pairs {
         }
         let _ = write!(text, "{:>4}", "");
         for n in 0..N {
-            let _ = write!(text, "{n:>6}");
+            let _ = write!(text, " {n:>5}");
         }
         for (n, first) in Event::ALL.iter().enumerate() {
             let _ = write!(text, "\n{n:>4}");
             for second in Event::ALL {
                 let _ = match impossible(*first, *second) {
-                    Some(_) => write!(text, "{:>6}", "."),
-                    None => write!(text, "{:>6}", self.get(*first, *second)),
+                    Some(_) => write!(text, " {:>5}", "."),
+                    None => write!(text, " {:>5}", self.get(*first, *second)),
                 };
             }
         }
