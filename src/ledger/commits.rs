@@ -10,6 +10,8 @@ use super::{Effects, Epoch, EpochId, Ledger, TopicPartition};
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);
 const BACKOFF_PERMANENT: Duration = Duration::from_secs(30);
+/// A year, so that `Duration::MAX` means never and does not overflow.
+const INTERVAL_MOST: Duration = Duration::from_secs(365 * 86_400);
 
 /// An offset to commit. Answer it with [`Ledger::commit_ended`], whatever comes of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +75,9 @@ impl CommitState {
         match self.retry_at {
             Some(at) => at,
             None if urgent => now,
-            None => self.last_sent.map_or(now, |sent| sent + interval),
+            None => self
+                .last_sent
+                .map_or(now, |sent| sent + interval.min(INTERVAL_MOST)),
         }
     }
 
@@ -151,6 +155,8 @@ impl Ledger {
             return outcome;
         };
         let state = &mut partition.commits;
+        let epoch = partition.epoch.as_ref();
+        let is_current = epoch.is_some_and(|epoch| epoch.id() == commit.epoch);
         let Some(out) = state
             .out
             .take_if(|out| out.epoch.id() == commit.epoch && out.mark.offset == commit.offset)
@@ -166,11 +172,14 @@ impl Ledger {
             Err(kind) => {
                 state.failures = state.failures.saturating_add(1);
                 outcome.failures = state.failures;
-                state.retry_at = Some(now + backoff(kind, state.failures));
+                // what an ended epoch met with says nothing of this one
+                if is_current {
+                    state.retry_at = Some(now + backoff(kind, state.failures));
+                }
             }
         }
         if let Some(drain) = &mut partition.drain {
-            drain.commit_ended(commit, result.is_ok(), state.retry_at);
+            drain.commit_ended(commit, result, now);
         }
         self.forget_if_closed(&commit.tp);
         outcome
@@ -207,7 +216,7 @@ impl Ledger {
     }
 }
 
-fn backoff(kind: CommitFailure, failures: u32) -> Duration {
+pub(super) fn backoff(kind: CommitFailure, failures: u32) -> Duration {
     match kind {
         CommitFailure::Transient => BACKOFF_FIRST
             .saturating_mul(1 << (failures - 1).min(16))

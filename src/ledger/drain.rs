@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::commits::backoff;
 use super::window::Mark;
-use super::{Commit, Epoch, Ledger, TopicPartition};
+use super::{Commit, CommitFailure, Epoch, Ledger, TopicPartition};
 
 /// How long commits of other partitions wait for the end of a rebalance.
 const HOLD: Duration = Duration::from_secs(5);
@@ -24,6 +25,9 @@ struct Fenced {
     epoch: Arc<Epoch>,
     /// What is still to be committed.
     last: Option<Mark>,
+    /// Failures of the last commit. Those of earlier commits do not count: they would use up what is left of the
+    /// budget.
+    failures: u32,
     not_before: Option<Instant>,
     cut: usize,
 }
@@ -38,15 +42,36 @@ impl Drain {
         Some((fenced.epoch.clone(), fenced.last?))
     }
 
-    pub(super) fn commit_ended(&mut self, commit: &Commit, ok: bool, retry_at: Option<Instant>) {
-        let Some(fenced) = &mut self.fenced else {
+    /// Whether there is nothing left to wait for.
+    fn is_over(&self, is_out: bool, now: Instant) -> bool {
+        let committed = self.fenced.as_ref().is_some_and(|f| f.last.is_none());
+        committed && !is_out || now >= self.deadline
+    }
+
+    pub(super) fn commit_ended(
+        &mut self,
+        commit: &Commit,
+        result: Result<(), CommitFailure>,
+        now: Instant,
+    ) {
+        // across epochs offsets cannot be compared: an answer to an old one's commit says nothing of this one
+        let Some(fenced) = self
+            .fenced
+            .as_mut()
+            .filter(|f| f.epoch.id() == commit.epoch)
+        else {
             return;
         };
-        if ok {
+        match result {
             // one that was out when the fence fell may have covered it
-            fenced.last.take_if(|mark| mark.offset <= commit.offset);
-        } else if commit.last {
-            fenced.not_before = retry_at;
+            Ok(()) => {
+                fenced.last.take_if(|mark| mark.offset <= commit.offset);
+            }
+            Err(kind) if commit.last => {
+                fenced.failures = fenced.failures.saturating_add(1);
+                fenced.not_before = Some(now + backoff(kind, fenced.failures));
+            }
+            Err(_) => {}
         }
     }
 }
@@ -116,7 +141,9 @@ impl Ledger {
             stopped.push(epoch.clone());
         }
         if !stopped.is_empty() {
-            self.hold_commits(deadline + HOLD);
+            // a short budget never shortens the wait for a drain that is under way already
+            let until = deadline + HOLD;
+            self.hold_commits(self.held_until.map_or(until, |at| at.max(until)));
         }
         stopped
     }
@@ -124,7 +151,6 @@ impl Ledger {
     /// Fences what is idle or out of time, and releases drains that are over.
     pub fn drain_step(&mut self, now: Instant) -> Drained {
         let mut drained = Drained::default();
-        let mut groups = Vec::new();
         for partition in self.partitions.values_mut() {
             let (Some(drain), Some(epoch)) = (&mut partition.drain, &partition.epoch) else {
                 continue;
@@ -134,20 +160,15 @@ impl Ledger {
                 drain.fenced = Some(Fenced {
                     epoch: epoch.clone(),
                     last,
+                    failures: 0,
                     not_before: None,
                     cut,
                 });
                 drained.fenced.push(epoch.clone());
             }
-            let over = drain.fenced.as_ref().is_some_and(|f| f.last.is_none())
-                && !partition.commits.is_out();
-            groups.push((drain.group, over || now >= drain.deadline));
         }
-        groups.sort_unstable();
-        for group in groups.chunk_by(|a, b| a.0 == b.0) {
-            if group.iter().all(|(_, over)| *over) {
-                drained.released.push(self.release(group[0].0));
-            }
+        for group in self.groups_over(now) {
+            drained.released.push(self.release(group));
         }
         if !drained.released.is_empty() && !self.draining() {
             self.hold_commits(now + HOLD);
@@ -158,6 +179,31 @@ impl Ledger {
     /// Whether any partition is being given up.
     pub fn draining(&self) -> bool {
         self.partitions.values().any(|p| p.drain.is_some())
+    }
+
+    /// Groups of partitions given up together of which none has anything left to wait for.
+    fn groups_over(&self, now: Instant) -> Vec<u64> {
+        let drains = self
+            .partitions
+            .values()
+            .filter_map(|p| Some((p.drain.as_ref()?, p.commits.is_out())));
+        let mut groups: Vec<(u64, bool)> = drains
+            .map(|(drain, is_out)| (drain.group, drain.is_over(is_out, now)))
+            .collect();
+        groups.sort_unstable();
+        groups
+            .chunk_by(|a, b| a.0 == b.0)
+            .filter(|group| group.iter().all(|(_, over)| *over))
+            .map(|group| group[0].0)
+            .collect()
+    }
+
+    /// A drain ended without a release. With the last one goes what the commits of other partitions were held for: no
+    /// release will come to let them go.
+    pub(super) fn drain_dropped(&mut self) {
+        if !self.draining() {
+            self.rebalanced();
+        }
     }
 
     fn release(&mut self, group: u64) -> Vec<Released> {
@@ -183,14 +229,20 @@ impl Ledger {
     }
 
     pub(super) fn next_drain_step(&self, now: Instant) -> Option<Instant> {
+        if !self.groups_over(now).is_empty() {
+            return Some(now);
+        }
         self.partitions
             .values()
             .filter_map(|p| Some((p.drain.as_ref()?, p.epoch.as_ref()?, p.commits.is_out())))
-            .map(|(drain, epoch, is_out)| match &drain.fenced {
-                None if epoch.is_idle() => now,
-                None => drain.wait_until,
-                Some(fenced) if is_out || fenced.last.is_none() => drain.deadline,
-                Some(fenced) => fenced.not_before.unwrap_or(now).min(drain.deadline),
+            .filter_map(|(drain, epoch, is_out)| match &drain.fenced {
+                None if epoch.is_idle() => Some(now),
+                None => Some(drain.wait_until),
+                // waits for the others of its group, which say themselves when: a time that is over would make the
+                // driver spin
+                Some(_) if drain.is_over(is_out, now) => None,
+                Some(fenced) if is_out || fenced.last.is_none() => Some(drain.deadline),
+                Some(fenced) => Some(fenced.not_before.unwrap_or(now).min(drain.deadline)),
             })
             .min()
     }

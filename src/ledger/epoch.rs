@@ -161,6 +161,8 @@ struct Book {
 enum Refused {
     Messages,
     Bytes,
+    /// Too much is in flight over the whole source, and this epoch has had its share of one.
+    InFlight,
 }
 
 impl Book {
@@ -206,14 +208,21 @@ impl Book {
         self.stage != Stage::Live && self.busy == 0
     }
 
+    /// Only an acknowledged commit opens a window that is full of messages: it should not wait.
+    fn waits_for_commit(&self) -> bool {
+        self.refused == Some(Refused::Messages)
+    }
+
     /// Room at full is announced at half, so that the taker is not woken for every message.
     fn room_again(&mut self, limits: &Limits) -> bool {
-        let half = match self.refused {
+        let enough = match self.refused {
             Some(Refused::Messages) => self.uncovered() <= limits.window_messages as u64 / 2,
             Some(Refused::Bytes) => self.bytes <= limits.window_bytes / 2,
+            // its share is free, however much the others hold
+            Some(Refused::InFlight) => self.window.unsettled() == 0,
             None => false,
         };
-        let open = half && self.window_full(limits).is_none();
+        let open = enough && self.window_full(limits).is_none();
         if open {
             self.refused = None;
         }
@@ -290,6 +299,7 @@ impl Epoch {
         }
         // every partition has a share of one message, so that none starves behind the others
         if book.window.unsettled() > 0 && !self.in_flight.has_room() {
+            book.refused = Some(Refused::InFlight);
             return Room::InFlightFull;
         }
         Room::Free
@@ -347,8 +357,13 @@ impl Epoch {
             effects: Effects::default(),
         };
         let before = book.dirty();
-        // what a fenced epoch still holds is given back as well, but it counts for nothing
-        let Some(left) = book.window.settle(ticket.seq, verdict) else {
+        // what a fenced epoch still holds is given back as well, but it counts for nothing: its watermark stays
+        let fenced = book.stage == Stage::Fenced;
+        let written = match verdict {
+            Verdict::Finished(_) if fenced => Verdict::NotFinished(Reason::Cut),
+            verdict => verdict,
+        };
+        let Some(left) = book.window.settle(ticket.seq, written) else {
             drop(guard);
             self.in_flight.count_late();
             return judgement;
@@ -358,7 +373,7 @@ impl Epoch {
             book.busy -= 1;
         }
         judgement.effects.idle = left.finishing && book.idle();
-        if book.stage == Stage::Fenced {
+        if fenced {
             self.in_flight.count_late();
         } else {
             judgement.verdict = Some(verdict);
@@ -379,7 +394,7 @@ impl Epoch {
         effects.dirty = before.is_none();
         let half = (self.limits.window_messages as u64).div_ceil(2);
         let was = before.map_or(book.acked_seq, |m| m.seq) - book.acked_seq;
-        effects.urgent = was < half && mark.seq - book.acked_seq >= half || book.refused.is_some();
+        effects.urgent = was < half && mark.seq - book.acked_seq >= half || book.waits_for_commit();
     }
 
     /// Notes that an attempt begins, unless nothing may start any more. One step with the stop of the epoch: an
@@ -554,7 +569,7 @@ impl Epoch {
         let mark = book.dirty()?;
         let half = (self.limits.window_messages as u64).div_ceil(2);
         let urgent =
-            book.pin.is_some() || book.refused.is_some() || mark.seq - book.acked_seq >= half;
+            book.pin.is_some() || book.waits_for_commit() || mark.seq - book.acked_seq >= half;
         Some((mark, urgent))
     }
 
@@ -572,7 +587,8 @@ impl Epoch {
         book.acked_seq = book.acked_seq.max(mark.seq);
         book.cover_below_acked();
         effects.room |= book.room_again(&self.limits);
-        if book.refused.is_some() && book.window_full(&self.limits).is_none() {
+        let window = matches!(book.refused, Some(Refused::Messages | Refused::Bytes));
+        if window && book.window_full(&self.limits).is_none() {
             // less than half perhaps, but acknowledgements are few: say so at once
             book.refused = None;
             effects.room = true;

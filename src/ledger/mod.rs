@@ -213,7 +213,6 @@ impl Ledger {
                 return epoch.clone();
             }
             epoch.fence();
-            partition.drain = None;
         }
         let id = EpochId(self.next_epoch);
         self.next_epoch += 1;
@@ -237,6 +236,9 @@ impl Ledger {
         ));
         partition.epoch = Some(epoch.clone());
         partition.commits.begin_epoch(now);
+        if partition.drain.take().is_some() {
+            self.drain_dropped();
+        }
         epoch
     }
 
@@ -247,16 +249,20 @@ impl Ledger {
         tps: impl IntoIterator<Item = &'a TopicPartition>,
     ) -> Vec<Arc<Epoch>> {
         let mut fenced = Vec::new();
+        let mut dropped = false;
         for tp in tps {
             let Some(partition) = self.partitions.get_mut(tp) else {
                 continue;
             };
-            partition.drain = None;
+            dropped |= partition.drain.take().is_some();
             if let Some(epoch) = partition.epoch.take() {
                 epoch.fence();
                 fenced.push(epoch);
             }
             self.forget_if_closed(tp);
+        }
+        if dropped {
+            self.drain_dropped();
         }
         fenced
     }

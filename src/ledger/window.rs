@@ -49,6 +49,17 @@ impl Slot {
         self.bits = self.bits & LOW | phase.to_bits() << NIBBLE;
     }
 
+    fn take(&mut self) {
+        self.busy = self.busy.saturating_add(1);
+    }
+
+    /// A count that has reached its end is lost: the message stays busy until its verdict.
+    fn give_back(&mut self) {
+        if self.busy < u8::MAX {
+            self.busy = self.busy.saturating_sub(1);
+        }
+    }
+
     fn reason(&self) -> Option<Reason> {
         (self.bits & NOT_FINISHED != 0).then(|| Reason::from_bits(self.bits >> NIBBLE))
     }
@@ -157,7 +168,7 @@ impl Window {
             Verdict::NotFinished(reason) => keep | NOT_FINISHED | reason.to_bits() << NIBBLE,
         };
         if left.finishing {
-            slot.busy -= 1;
+            slot.give_back();
         }
         self.unsettled -= 1;
         let before = self.base;
@@ -180,7 +191,7 @@ impl Window {
         let was_finishing = slot.bits & FINISHING != 0;
         slot.bits &= !FINISHING;
         if !was_finishing {
-            slot.busy = slot.busy.checked_add(1)?;
+            slot.take();
         }
         slot.attempts = slot.attempts.saturating_add(1);
         slot.set_phase(Phase::Running);
@@ -195,7 +206,7 @@ impl Window {
         match self.open_slot(seq) {
             Some(slot) if slot.bits & FINISHING != 0 => {
                 slot.bits &= !FINISHING;
-                slot.busy -= 1;
+                slot.give_back();
                 slot.set_phase(Phase::Retrying);
                 true
             }
@@ -219,7 +230,7 @@ impl Window {
                 return false;
             }
         }
-        slot.busy -= 1;
+        slot.give_back();
         if slot.busy == 0 {
             slot.set_phase(Phase::AttemptFailed);
         }
@@ -229,13 +240,13 @@ impl Window {
     /// Adds a guard or a produce.
     pub(super) fn hold(&mut self, seq: u64) {
         if let Some(slot) = self.open_slot(seq) {
-            slot.busy = slot.busy.saturating_add(1);
+            slot.take();
         }
     }
 
     pub(super) fn unhold(&mut self, seq: u64) {
         if let Some(slot) = self.open_slot(seq) {
-            slot.busy = slot.busy.saturating_sub(1);
+            slot.give_back();
         }
     }
 
