@@ -85,3 +85,13 @@ pub use self::outcome::{IntoOutcome, Outcome};
 pub use self::serve::serve;
 /// The error type of every layer: a boxed [`std::error::Error`] that is `Send + Sync`.
 pub use tower::BoxError;
+
+/// The examples of the README, compiled and run.
+#[cfg(all(doctest, feature = "kafka"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+/// The examples of the guide, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/writing-a-layer.md")]
+struct WritingALayer;
