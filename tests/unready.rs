@@ -6,7 +6,7 @@ mod support_layers;
 use std::future::pending;
 use std::sync::Arc;
 
-use support_layers::doubles::{NeverReady, Strict, Tries};
+use support_layers::doubles::{Breaks, NeverReady, Strict, Tries};
 use support_layers::{
     Log, Running, committed, logged, ms, refused, sleep_ms, source_until_end, unkeyed,
 };
@@ -123,6 +123,25 @@ async fn an_unready_service_at_the_first_attempt_is_not_retried() {
     })
     .await;
     assert_eq!(strict.calls(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_that_outlives_the_failed_attempt_does_not_hide_that_the_next_one_finds_no_service() {
+    ends_unready(|| {
+        let handler = handler_fn(|message: Message| async move {
+            let guard = message.guard();
+            tokio::spawn(async move {
+                let _guard = guard;
+                sleep_ms(100).await;
+            });
+            Err::<(), _>(refused())
+        });
+        ServiceBuilder::new()
+            .layer(CommitLayer::new())
+            .retry(Backoff::fixed(ms(10)))
+            .service(Breaks::after(1, handler))
+    })
+    .await;
 }
 
 /// As the docs say: only a policy of ours leaves the note by which it is told.

@@ -148,7 +148,7 @@ fn reason_of(right: &Right, error: &BoxError) -> Reason {
     if let Some(hint) = right.hinted() {
         return hint;
     }
-    if right.phase() == Phase::Retrying && !is_deadline_or_shed(error) {
+    if right.is_due() && !is_deadline_or_shed(error) {
         return Reason::Unready;
     }
     Reason::Failed

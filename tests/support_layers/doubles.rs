@@ -220,3 +220,44 @@ where
         })
     }
 }
+
+/// Answers an error of readiness once the service inside was called that often.
+#[derive(Clone)]
+pub struct Breaks<S> {
+    inner: S,
+    after: usize,
+    calls: Arc<AtomicUsize>,
+}
+
+impl<S> Breaks<S> {
+    pub fn after(calls: usize, inner: S) -> Self {
+        Breaks {
+            inner,
+            after: calls,
+            calls: Arc::default(),
+        }
+    }
+}
+
+impl<S> Service<Message> for Breaks<S>
+where
+    S: Service<Message>,
+    S::Error: Into<BoxError>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = futures_util::future::ErrInto<S::Future, BoxError>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        if self.calls.load(Ordering::SeqCst) >= self.after {
+            return Poll::Ready(Err("no connection".into()));
+        }
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, message: Message) -> Self::Future {
+        use futures_util::TryFutureExt;
+        self.calls.fetch_add(1, Ordering::SeqCst);
+        self.inner.call(message).err_into()
+    }
+}

@@ -157,7 +157,7 @@ pub type Answer = Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send>>;
 pub fn logged<F, Fut>(
     log: &Log,
     work: F,
-) -> impl Fn(Message) -> Answer + Clone + Send + Sync + 'static
+) -> impl Fn(Message) -> Answer + Clone + Send + Sync + use<F, Fut>
 where
     F: Fn(Message) -> Fut + Clone + Send + Sync + 'static,
     Fut: Future<Output = Result<(), BoxError>> + Send + 'static,
