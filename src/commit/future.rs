@@ -68,7 +68,13 @@ where
             );
         };
 
-        if right.stage() < Stage::Fenced {
+        // after a stop only what runs is polled: nothing inside may begin anything, not even a layer without attempts
+        let goes_on = match right.stage() {
+            Stage::Live => true,
+            Stage::Stopped => right.is_busy(),
+            Stage::Fenced => false,
+        };
+        if goes_on {
             match catch_unwind(AssertUnwindSafe(|| inner.poll(cx))) {
                 Ok(Poll::Ready(answer)) => {
                     this.inner.set(None);
