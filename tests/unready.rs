@@ -6,7 +6,7 @@ mod support_layers;
 use std::future::pending;
 use std::sync::Arc;
 
-use support_layers::doubles::{Breaks, NeverReady, Strict, Tries};
+use support_layers::doubles::{Breaks, Deadline, NeverReady, Strict, Tries};
 use support_layers::{
     Log, Running, committed, logged, ms, refused, sleep_ms, source_until_end, unkeyed,
 };
@@ -175,8 +175,8 @@ async fn a_deadline_around_a_retry_that_ends_during_a_backoff_is_a_failure() {
 
 #[tokio::test(start_paused = true)]
 async fn a_deadline_around_a_retry_that_ends_while_it_waits_for_a_permit_is_a_failure() {
-    // whoever has the permit for good: the retry gets it for its first attempt only
-    for limit in 0..2 {
+    // the permit goes to somebody else for good after the first attempt
+    for limit in ["ours", "of tower", "of tokio"] {
         let permits = Arc::new(tokio::sync::Semaphore::new(1));
         let taken = permits.clone();
         let handler = handler_fn(move |_: Message| {
@@ -196,8 +196,9 @@ async fn a_deadline_around_a_retry_that_ends_while_it_waits_for_a_permit_is_a_fa
             .service(handler);
         let commit = ServiceBuilder::new().layer(CommitLayer::new());
         let summary = match limit {
-            0 => fails(commit.layer(TimeoutLayer::new(ms(100))).service(retry)).await,
-            _ => fails(commit.timeout(ms(100)).service(retry)).await,
+            "ours" => fails(commit.layer(TimeoutLayer::new(ms(100))).service(retry)).await,
+            "of tower" => fails(commit.timeout(ms(100)).service(retry)).await,
+            _ => fails(commit.service(Deadline(ms(100), retry))).await,
         };
         assert_eq!(summary.counts.delivered, 1);
     }

@@ -165,6 +165,7 @@ fn is_deadline_or_shed(error: &BoxError) -> bool {
     while let Some(e) = error {
         if e.is::<tower::timeout::error::Elapsed>()
             || e.is::<crate::timeout::Elapsed>()
+            || e.is::<tokio::time::error::Elapsed>()
             || e.is::<tower::load_shed::error::Overloaded>()
         {
             return true;

@@ -261,3 +261,31 @@ where
         self.inner.call(message).err_into()
     }
 }
+
+/// A deadline as somebody might write it by hand, with `tokio::time::timeout`.
+#[derive(Clone)]
+pub struct Deadline<S>(pub std::time::Duration, pub S);
+
+impl<S> Service<Message> for Deadline<S>
+where
+    S: Service<Message, Response = (), Error = BoxError>,
+    S::Future: Send + 'static,
+{
+    type Response = ();
+    type Error = BoxError;
+    type Future = Answer;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.1.poll_ready(cx)
+    }
+
+    fn call(&mut self, message: Message) -> Answer {
+        let answer = tokio::time::timeout(self.0, self.1.call(message));
+        Box::pin(async move {
+            match answer.await {
+                Ok(answer) => answer,
+                Err(elapsed) => Err(elapsed.into()),
+            }
+        })
+    }
+}
