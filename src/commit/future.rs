@@ -68,7 +68,13 @@ where
             );
         };
 
-        if right.stage() < Stage::Fenced {
+        // after a stop only what runs is polled: nothing inside may begin anything, not even a layer without attempts
+        let goes_on = match right.stage() {
+            Stage::Live => true,
+            Stage::Stopped => right.is_busy(),
+            Stage::Fenced => false,
+        };
+        if goes_on {
             match catch_unwind(AssertUnwindSafe(|| inner.poll(cx))) {
                 Ok(Poll::Ready(answer)) => {
                     this.inner.set(None);
@@ -148,7 +154,7 @@ fn reason_of(right: &Right, error: &BoxError) -> Reason {
     if let Some(hint) = right.hinted() {
         return hint;
     }
-    if right.phase() == Phase::Retrying && !is_deadline_or_shed(error) {
+    if right.is_due() && !is_deadline_or_shed(error) {
         return Reason::Unready;
     }
     Reason::Failed
@@ -159,6 +165,7 @@ fn is_deadline_or_shed(error: &BoxError) -> bool {
     while let Some(e) = error {
         if e.is::<tower::timeout::error::Elapsed>()
             || e.is::<crate::timeout::Elapsed>()
+            || e.is::<tokio::time::error::Elapsed>()
             || e.is::<tower::load_shed::error::Overloaded>()
         {
             return true;

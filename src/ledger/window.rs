@@ -37,12 +37,20 @@ impl Slot {
         self.bits & (FINISHED | NOT_FINISHED) != 0
     }
 
+    /// What was noted last. Work that is out hides it until it ends: an attempt that runs, or one that left work behind.
     fn phase(&self) -> Phase {
         if self.is_settled() {
-            Phase::Settled
-        } else {
-            Phase::from_bits(self.bits >> NIBBLE)
+            return Phase::Settled;
         }
+        match self.noted() {
+            _ if self.bits & FINISHING != 0 && self.busy == 1 => Phase::Finishing,
+            noted if noted == Phase::DeadLettering || self.busy == 0 || self.attempts == 0 => noted,
+            _ => Phase::Running,
+        }
+    }
+
+    fn noted(&self) -> Phase {
+        Phase::from_bits(self.bits >> NIBBLE)
     }
 
     fn set_phase(&mut self, phase: Phase) {
@@ -224,16 +232,11 @@ impl Window {
             slot.bits |= ATTEMPT_OK;
             if slot.bits & FINISHING == 0 {
                 slot.bits |= FINISHING;
-                if slot.busy == 1 {
-                    slot.set_phase(Phase::Finishing);
-                }
                 return false;
             }
         }
         slot.give_back();
-        if slot.busy == 0 {
-            slot.set_phase(Phase::AttemptFailed);
-        }
+        slot.set_phase(Phase::AttemptFailed);
         true
     }
 
@@ -250,11 +253,9 @@ impl Window {
         }
     }
 
-    /// A note never hides a running attempt.
+    /// A note never hides a running attempt: it shows when nothing is out any more.
     pub(super) fn note(&mut self, seq: u64, phase: Phase) {
-        if let Some(slot) = self.open_slot(seq)
-            && slot.busy == 0
-        {
+        if let Some(slot) = self.open_slot(seq) {
             slot.set_phase(phase);
         }
     }
@@ -263,6 +264,7 @@ impl Window {
     pub(super) fn view(&self, seq: u64) -> Option<View> {
         self.slot(seq).map(|slot| View {
             phase: slot.phase(),
+            is_due: !slot.is_settled() && slot.noted() == Phase::Retrying,
             attempts: u32::from(slot.attempts),
             busy: slot.busy > 0,
             attempt_ok: slot.bits & ATTEMPT_OK != 0,
@@ -334,6 +336,8 @@ pub(super) struct Begun {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
     pub(crate) phase: Phase,
+    /// An attempt is due after a backoff, whatever else is out.
+    pub(crate) is_due: bool,
     pub(crate) attempts: u32,
     pub(crate) busy: bool,
     pub(crate) attempt_ok: bool,

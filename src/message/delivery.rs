@@ -109,6 +109,12 @@ impl DeliveryState {
         view.map_or(Phase::Settled, |view| view.phase)
     }
 
+    /// Whether an attempt is due after a backoff and has not begun.
+    fn is_due(&self) -> bool {
+        let view = self.cell.epoch.view(self.ticket);
+        view.is_some_and(|view| view.is_due)
+    }
+
     pub(crate) fn attempts(&self) -> u32 {
         let view = self.cell.epoch.view(self.ticket);
         view.map_or(0, |view| view.attempts)
@@ -295,6 +301,10 @@ impl Right {
 
     pub(crate) fn phase(&self) -> Phase {
         self.state().map_or(Phase::Delivered, DeliveryState::phase)
+    }
+
+    pub(crate) fn is_due(&self) -> bool {
+        self.state().is_some_and(DeliveryState::is_due)
     }
 
     pub(crate) fn message(&self) -> &Handle {

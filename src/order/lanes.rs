@@ -50,6 +50,14 @@ struct EpochOrder {
     closed: HashMap<u64, i64>,
 }
 
+impl EpochOrder {
+    /// A message of the lane did not finish.
+    fn close(&mut self, lane: u64, offset: i64) {
+        let closed = self.closed.entry(lane).or_insert(offset);
+        *closed = offset.min(*closed);
+    }
+}
+
 impl Lanes {
     pub(super) fn len(&self) -> usize {
         self.state.lock().lanes.len()
@@ -80,6 +88,10 @@ impl Lanes {
             let offset = message.offset();
             match state.epochs.get_mut(&key) {
                 Some(epoch) if offset < epoch.highest => {
+                    // not handled, so later messages of its lane must not be
+                    if let Some(lane) = lane {
+                        epoch.close(lane, offset);
+                    }
                     let highest = epoch.highest;
                     drop(state);
                     return Err(OrderError::OutOfOrder {
@@ -232,9 +244,7 @@ impl Drop for Place {
         if let Some(key) = epoch
             && let Some(epoch) = state.epochs.get_mut(&key)
         {
-            let offset = self.message.offset();
-            let closed = epoch.closed.entry(lane).or_insert(offset);
-            *closed = offset.min(*closed);
+            epoch.close(lane, self.message.offset());
         }
         let waited = self.waiter.take();
         if let Some(key) = waited {

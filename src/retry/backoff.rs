@@ -85,8 +85,15 @@ impl Backoff {
 
     /// The delay after the `n`-th attempt (from 1), before jitter.
     fn delay(&self, n: u32) -> Duration {
-        let factor = self.factor.saturating_pow(n.saturating_sub(1));
-        self.first.saturating_mul(factor).min(self.cap)
+        let mut delay = self.first.min(self.cap);
+        // step by step: a power of the factor overflows long before a short delay has grown to its cap
+        for _ in 1..n {
+            if self.factor == 1 || delay.is_zero() || delay == self.cap {
+                break;
+            }
+            delay = delay.saturating_mul(self.factor).min(self.cap);
+        }
+        delay
     }
 
     fn jittered(&self, delay: Duration, message: &Message) -> Duration {

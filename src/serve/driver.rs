@@ -40,7 +40,7 @@ pub(super) struct Driver<Src, Svc> {
     stall_timer: Option<Pin<Box<Sleep>>>,
     stalls: u64,
     closing: Option<Closing>,
-    /// Errors whose verdict has not come by yet, with `OnFailure::Stop`.
+    /// What the stack answered for messages that ended since the books were asked for failures.
     errors: Vec<(MessageId, BoxError)>,
 }
 
@@ -255,6 +255,8 @@ where
         while let Some(failure) = self.source.books().take_failure() {
             self.failed(failure);
         }
+        // the books told of a failure before the stack answered it: what is left was none
+        self.errors.clear();
     }
 
     fn ended(&mut self, ended: Ended) {
@@ -274,15 +276,15 @@ where
                     *cause = Some(error);
                 }
             }
-            Some(_) => {}
-            None if self.options.on_failure == OnFailure::Stop => self.errors.push((id, error)),
-            None => {}
+            Some(closing) if closing.cause.is_some() => {}
+            _ => self.errors.push((id, error)),
         }
     }
 
-    /// The books decide, never the type of an error.
+    /// The books decide, never the type of an error. They tell only of failures from before the stop, so one that is
+    /// found after it is still the cause, unless there was another before.
     fn failed(&mut self, failure: Failure) {
-        if self.closing.is_some() {
+        if (self.closing.as_ref()).is_some_and(|closing| closing.cause.is_some()) {
             return;
         }
         let Failure {
@@ -299,17 +301,25 @@ where
         let about = cause.is_none().then_some(about);
         // its text, until the error itself comes out of the stack; which it does not if a layer outside keeps it
         let cause = cause.or(error.map(Into::into));
-        if reason == Reason::Unready {
-            self.close(Some(ServeErrorKind::Unready { tp, offset, cause }), about);
+        let kind = if reason == Reason::Unready {
+            ServeErrorKind::Unready { tp, offset, cause }
         } else if self.options.on_failure == OnFailure::Stop {
-            let kind = ServeErrorKind::NotFinished {
+            ServeErrorKind::NotFinished {
                 tp,
                 offset,
                 attempts,
                 reason,
                 cause,
-            };
-            self.close(Some(kind), about);
+            }
+        } else {
+            return;
+        };
+        match &mut self.closing {
+            Some(closing) => {
+                closing.cause = Some(kind);
+                closing.about = about;
+            }
+            None => self.close(Some(kind), about),
         }
     }
 
@@ -352,11 +362,11 @@ where
         if self.closing.is_some() {
             return;
         }
-        // nobody has begun it: it is delivered again
-        self.hand = None;
         // the source keeps its budget by itself; the rest is for its answer
         let limit = self.options.shutdown_limit;
         self.source.start_close(limit - (limit / 10).min(MARGIN));
+        // after the stop: nobody has begun it, so it is no failure, and it is delivered again
+        self.hand = None;
         let limit = limit.max(MARGIN);
         let now = Instant::now();
         self.closing = Some(Closing {
