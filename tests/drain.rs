@@ -246,6 +246,21 @@ async fn a_lost_partition_drops_what_runs_at_once_and_commits_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_fenced_is_dropped_without_being_polled_again() {
+    let broker = unkeyed(1);
+    let log = Log::new();
+    let stack = ServiceBuilder::new()
+        .layer(CommitLayer::new())
+        .service(handler_fn(logged(&log, until_the_stop)));
+    let running = Running::hold(source(&broker), stack);
+    sleep_ms(10).await;
+    running.member.lose([tp(0)]).await;
+    sleep_ms(1).await;
+    assert_eq!(log.timed(), ["0 start 0", "10 drop 0"]);
+    running.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn success_after_the_fence_is_late_and_commits_nothing() {
     let broker = unkeyed(1);
     let slot: Arc<Mutex<Option<MemorySource>>> = Arc::default();
@@ -274,108 +289,6 @@ async fn success_after_the_fence_is_late_and_commits_nothing() {
     let counts = books.counts();
     assert_eq!((counts.late, counts.done), (1, 0));
     assert_eq!(committed(&broker, 0), None);
-}
-
-/// Holds a guard in a task of its own that works for so long.
-fn work_behind(log: &Log, message: &Message, work_ms: u64) {
-    let (guard, log) = (message.guard(), log.clone());
-    tokio::spawn(async move {
-        sleep_ms(work_ms).await;
-        log.add("work over");
-        drop(guard);
-    });
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_drain_waits_for_work_that_outlives_its_handler() {
-    let broker = unkeyed(1);
-    let log = Log::new();
-    let work = log.clone();
-    let stack = ServiceBuilder::new()
-        .layer(CommitLayer::new())
-        .service(handler_fn(move |message: Message| {
-            work_behind(&work, &message, 100);
-            async { Ok::<(), BoxError>(()) }
-        }));
-    let running = Running::hold(source(&broker), stack);
-    sleep_ms(10).await;
-    let released = running.member.revoke([tp(0)], ms(1_000)).await;
-    log.add("released");
-    assert_eq!(log.timed(), ["100 work over", "100 released"]);
-    assert_eq!((released[0].committed, released[0].cut), (Some(1), 0));
-    running.stop().await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_drain_is_over_at_its_budget_and_counts_the_work_that_lives_on() {
-    let broker = unkeyed(1);
-    let log = Log::new();
-    let work = log.clone();
-    let stack = ServiceBuilder::new()
-        .layer(CommitLayer::new())
-        .service(handler_fn(move |message: Message| {
-            work_behind(&work, &message, 5_000);
-            async { Ok::<(), BoxError>(()) }
-        }));
-    let running = Running::hold(source(&broker), stack);
-    sleep_ms(10).await;
-    let released = running.member.revoke([tp(0)], ms(1_000)).await;
-    log.add("released");
-    assert_eq!(log.timed(), ["810 released"]);
-    assert_eq!((released[0].committed, released[0].cut), (Some(1), 1));
-    running.stop().await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_end_of_work_left_behind_cuts_a_message_that_backs_off_during_a_drain() {
-    let broker = unkeyed(1);
-    let log = Log::new();
-    let work = log.clone();
-    let stack = ServiceBuilder::new()
-        .layer(CommitLayer::new())
-        .retry(Backoff::fixed(ms(10_000)))
-        .service(handler_fn(move |message: Message| {
-            work_behind(&work, &message, 50);
-            async { Err::<(), _>(refused()) }
-        }));
-    let running = Running::hold(source(&broker), stack);
-    sleep_ms(10).await;
-    running.member.revoke([tp(0)], ms(1_000)).await;
-    log.add("released");
-    assert_eq!(log.timed(), ["50 work over", "50 released"]);
-    running.stop().await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_next_message_of_a_key_waits_for_work_that_outlives_its_handler() {
-    let broker = keyed(&["a", "a", "b"]);
-    let log = Log::new();
-    let work = log.clone();
-    let stack = ServiceBuilder::new()
-        .layer(CommitLayer::new())
-        .layer(OrderLayer::by_key())
-        .service(handler_fn(logged(&log, move |message| {
-            if message.offset() == 0 {
-                work_behind(&work, &message, 100);
-            }
-            async { Ok(()) }
-        })));
-    let running = Running::hold(source(&broker), stack);
-    sleep_ms(200).await;
-    assert_eq!(
-        log.timed(),
-        [
-            "0 start 0",
-            "0 ok 0",
-            "0 start 2",
-            "0 ok 2",
-            "100 work over",
-            "100 start 1",
-            "100 ok 1"
-        ]
-    );
-    running.stop().await.unwrap();
-    assert_eq!(committed(&broker, 0), Some(3));
 }
 
 /// C25: key a at offset 0 runs for 2 s; revoked and assigned again at 0.5 s, without any time to drain.
@@ -408,50 +321,6 @@ async fn a_key_that_is_revoked_and_assigned_at_once_never_has_two_live_handlers(
         ]
     );
     assert_eq!(committed(&broker, 0), Some(2));
-}
-
-/// C25, with work that cannot be dropped: it has 1.5 s more to go.
-#[tokio::test(start_paused = true)]
-async fn a_key_that_is_revoked_and_assigned_at_once_waits_for_work_that_cannot_be_dropped() {
-    let broker = keyed(&["a", "a", "b"]);
-    let log = Log::new();
-    let work = log.clone();
-    let stack = ServiceBuilder::new()
-        .layer(CommitLayer::new())
-        .layer(OrderLayer::by_key())
-        .service(handler_fn(logged(&log, move |message| {
-            let is_first = work.count("start") == 1;
-            if is_first {
-                work_behind(&work, &message, 2_000);
-            }
-            async move {
-                if is_first {
-                    pending::<()>().await;
-                }
-                Ok(())
-            }
-        })));
-    let running = Running::hold(source(&broker), stack);
-    sleep_ms(500).await;
-    let released = running.member.revoke([tp(0)], ms(0)).await;
-    assert_eq!(released[0].cut, 2);
-    running.member.assign([tp(0)]).await;
-    sleep_ms(5_000).await;
-    running.stop().await.unwrap();
-    assert_eq!(
-        log.timed()[3..],
-        [
-            "500 drop 0",
-            "500 start 2",
-            "500 ok 2",
-            "2000 work over",
-            "2000 start 0",
-            "2000 ok 0",
-            "2000 start 1",
-            "2000 ok 1"
-        ]
-    );
-    assert_eq!(committed(&broker, 0), Some(3));
 }
 
 #[tokio::test(start_paused = true)]

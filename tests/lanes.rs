@@ -3,6 +3,7 @@
 mod support_layers;
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use support_layers::doubles::Tries;
@@ -215,6 +216,29 @@ async fn a_waiter_that_was_given_the_lane_and_is_dropped_gives_it_on() {
     assert!(third.is_woken());
     assert!(third.poll().is_ready());
     assert_eq!(order.lanes(), 0);
+}
+
+struct Wakes(Log);
+
+impl futures_util::task::ArcWake for Wakes {
+    fn wake_by_ref(wakes: &Arc<Self>) {
+        wakes.0.add("next");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_work_of_a_dropped_message_is_gone_before_the_lane_is_given_on() {
+    let by_hand = || Message::builder("orders").key("a").build();
+    let log = Log::new();
+    let mut order =
+        OrderLayer::by_key().layer(handler_fn(logged(&log, |_| std::future::pending())));
+    let mut first = tokio_test::task::spawn(order.call(by_hand()));
+    assert!(first.poll().is_pending());
+    let second = std::pin::pin!(order.call(by_hand()));
+    let waker = futures_util::task::waker(Arc::new(Wakes(log.clone())));
+    assert!(second.poll(&mut Context::from_waker(&waker)).is_pending());
+    drop(first);
+    assert_eq!(log.entries(), ["start 0", "drop 0", "next"]);
 }
 
 #[tokio::test(start_paused = true)]

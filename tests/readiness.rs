@@ -5,7 +5,7 @@ mod support_layers;
 
 use support_layers::doubles::{NeverReady, Strict};
 use support_layers::{
-    GROUP, Log, Running, TOPIC, committed, keyed, logged, ms, produce, sleep_ms, source,
+    GROUP, Log, Running, TOPIC, committed, keyed, logged, ms, name, produce, sleep_ms, source,
     source_until_end, tp, unkeyed,
 };
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
@@ -213,6 +213,7 @@ async fn a_permit_that_serve_waited_for_on_behalf_of_a_lost_partition_serves_ano
     produce(&broker, 0, "");
     produce(&broker, 0, "");
     let log = Log::new();
+    let called = log.clone();
     let handler = logged(&log, |message| async move {
         if message.partition() == 0 {
             std::future::pending::<()>().await;
@@ -222,6 +223,10 @@ async fn a_permit_that_serve_waited_for_on_behalf_of_a_lost_partition_serves_ano
     let stack = ServiceBuilder::new()
         .layer(CommitLayer::new())
         .concurrency_limit(1)
+        .map_request(move |message: Message| {
+            called.add(format!("call {}", name(&message)));
+            message
+        })
         .service(handler_fn(handler));
     let running = Running::hold(source(&broker), stack);
     sleep_ms(10).await;
@@ -232,7 +237,14 @@ async fn a_permit_that_serve_waited_for_on_behalf_of_a_lost_partition_serves_ano
     running.stop().await.unwrap();
     assert_eq!(
         log.timed(),
-        ["0 start 0", "10 drop 0", "20 start 1@0", "20 ok 1@0"]
+        [
+            "0 call 0",
+            "0 start 0",
+            "10 drop 0",
+            "20 call 1@0",
+            "20 start 1@0",
+            "20 ok 1@0"
+        ]
     );
     assert_eq!(
         (committed(&broker, 0), committed(&broker, 1)),

@@ -216,6 +216,21 @@ async fn a_message_shed_inside_a_retry_is_a_failure() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_message_that_a_filter_inside_a_retry_refuses_each_time_is_a_failure() {
+    let log = Log::new();
+    let retry = Backoff::fixed(ms(10));
+    for retry in [retry.clone().max_attempts(3), retry.max_elapsed(ms(25))] {
+        let stack = ServiceBuilder::new()
+            .layer(CommitLayer::new())
+            .retry(retry)
+            .filter(|_: Message| Err::<Message, _>(refused()))
+            .service(handler_fn(logged(&log, |_| async { Ok(()) })));
+        fails(stack).await;
+    }
+    assert_eq!(log.entries(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn retries_that_gave_up_are_a_failure() {
     let log = Log::new();
     let stack = ServiceBuilder::new()
