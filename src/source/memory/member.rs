@@ -29,7 +29,8 @@ pub(super) enum Order {
 }
 
 impl MemoryMember {
-    /// Assigns partitions, which are read from their committed offset. Those that are assigned stay as they are.
+    /// Assigns partitions, which are read from their committed offset. Those that are assigned stay as they are; those
+    /// that are being revoked are assigned when they are released.
     pub async fn assign(&self, tps: impl IntoIterator<Item = TopicPartition>) {
         let (done, wait) = oneshot::channel();
         self.order(Order::Assign(tps.into_iter().collect(), done));
