@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Sleep;
 use tracing::warn;
 
-use super::member::Order;
+use super::member::{Order, Orders};
 use super::{CommitReply, MemoryBroker, MemoryMember, MemorySourceBuilder};
 use crate::ledger::{Commit, DeliverError, Released, Room, Start, TopicPartition};
 use crate::message::{EpochCell, Message};
@@ -32,7 +31,7 @@ pub struct MemorySource {
     assigned: VecDeque<Assigned>,
     taken_in_turn: u32,
     commits: Vec<PendingCommit>,
-    orders: Arc<Mutex<VecDeque<Order>>>,
+    orders: Arc<Orders>,
     revokes: Vec<Revoke>,
     timer: Option<Pin<Box<Sleep>>>,
     closing: Option<Closing>,
@@ -128,7 +127,8 @@ impl MemorySource {
     /// The next thing that is asked for. A partition that is being given up is assigned again when it is released;
     /// what was asked for after that waits, too.
     fn next_order(&mut self) -> Option<Order> {
-        let mut orders = self.orders.lock();
+        let mut orders = self.orders.0.lock();
+        let orders = orders.as_mut()?;
         if let Some(Order::Assign(tps, _)) = orders.front()
             && self
                 .revokes
@@ -406,6 +406,8 @@ impl Source for MemorySource {
 impl Drop for MemorySource {
     /// A crash in small: nothing more is committed. A commit that is out lands or not, as the broker likes.
     fn drop(&mut self) {
+        let orders = self.orders.0.lock().take();
+        drop(orders);
         self.books.lose_all();
     }
 }
