@@ -6,3 +6,4 @@ mod support;
 
 mod epochs;
 mod rebalances;
+mod ways_out;
