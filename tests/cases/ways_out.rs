@@ -210,6 +210,31 @@ async fn a_handler_that_panics_after_its_last_line_has_not_finished_its_message(
     assert_eq!(commits(&broker, 0), [1]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_payload_that_panics_when_it_is_dropped_does_not_take_serve_with_it() {
+    let broker = broker(1);
+    for n in 0..3 {
+        let payload = match n {
+            1 => Bytes::from_owner(PanicsWhenDropped),
+            _ => Bytes::from_static(b"payload"),
+        };
+        broker.produce(Message::builder("orders").payload(payload));
+    }
+    let (journal, gates, _, serving) = gated(&broker);
+    quiet().await;
+    // the broker lets go of the log, so the last who holds the payload is the stack
+    broker.create_topic("orders", 1);
+    for offset in 0..3 {
+        gates.open(0, offset);
+        quiet().await;
+    }
+    assert_eq!(journal.done(0), [0, 1, 2]);
+    assert!(!serving.is_over());
+    let summary = serving.shutdown().await.unwrap();
+    assert_eq!(summary.counts.delivered, 3);
+    assert_eq!(committed(&broker, 0), Some(3));
+}
+
 /// A payload that asks the broker for something when it is dropped.
 struct AsksTheBroker(MemoryBroker);
 
