@@ -4,6 +4,15 @@
 #[path = "../support_memory/mod.rs"]
 mod support;
 
+mod commits;
+mod drain;
+mod edges;
 mod epochs;
+mod gaps;
+mod leaks;
+mod loss;
+mod order;
 mod rebalances;
+mod stuck;
+mod tower_contract;
 mod ways_out;
