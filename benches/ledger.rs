@@ -78,7 +78,7 @@ fn track_and_settle(c: &mut Criterion) {
 fn contended(c: &mut Criterion) {
     c.bench_function("track_and_settle/two threads", |b| {
         b.iter_custom(|iterations| {
-            let (_ledger, epoch) = epoch(iterations as usize + 1);
+            let (_ledger, epoch) = epoch(iterations as usize + 128);
             let now = Instant::now();
             let (send, receive) = mpsc::sync_channel::<Vec<Ticket>>(64);
             let settler = std::thread::spawn({
