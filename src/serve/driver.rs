@@ -10,10 +10,10 @@ use tower::BoxError;
 use tower_service::Service;
 use tracing::{info, warn};
 
-use super::task::{Ended, Task, settle_untaken};
+use super::task::{Ended, MessageId, Task, settle_untaken};
 use super::{OnFailure, Options, ServeError, ServeErrorKind, Summary};
 use crate::commit::Settlement;
-use crate::ledger::{EpochId, Reason, Stage, TopicPartition};
+use crate::ledger::{Reason, Stage, TopicPartition};
 use crate::message::{Failure, Handle, Message};
 use crate::source::{Source, SourceError};
 
@@ -43,8 +43,6 @@ pub(super) struct Driver<Src, Svc> {
     /// What the stack answered for messages that ended since the books were asked for failures.
     errors: Vec<(MessageId, BoxError)>,
 }
-
-type MessageId = (EpochId, i64);
 
 struct Closing {
     cause: Option<ServeErrorKind>,
@@ -260,11 +258,9 @@ where
     }
 
     fn ended(&mut self, ended: Ended) {
-        let Some(error) = ended.error else { return };
-        let Some(delivery) = ended.message.delivery() else {
+        let (Some(id), Some(error)) = (ended.id, ended.error) else {
             return;
         };
-        let id = (delivery.cell().epoch.id(), ended.message.offset());
         match &mut self.closing {
             Some(closing) if closing.about == Some(id) => {
                 closing.about = None;

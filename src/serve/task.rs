@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use pin_project::pin_project;
 use tower::BoxError;
 
-use crate::ledger::{Reason, Verdict};
+use crate::ledger::{EpochId, Reason, Verdict};
 use crate::message::{Handle, TakeRight};
 
 /// The future of one call, and the message it was for.
@@ -19,9 +19,12 @@ pub(super) struct Task<F> {
 
 /// How a call ended: what it answered, if that was not `Settled`.
 pub(super) struct Ended {
-    pub(super) message: Handle,
+    /// Which message it was about; `None` for one without a delivery.
+    pub(super) id: Option<MessageId>,
     pub(super) error: Option<BoxError>,
 }
+
+pub(super) type MessageId = (EpochId, i64);
 
 impl<F> Task<F> {
     pub(super) fn new(future: F, message: Handle) -> Self {
@@ -59,7 +62,11 @@ where
             panic!("Task polled after it was ready");
         };
         settle_untaken(&message, reason, error.as_ref());
-        Poll::Ready(Ended { message, error })
+        let delivery = message.delivery();
+        let id = delivery.map(|delivery| (delivery.cell().epoch.id(), message.offset()));
+        // the payload goes now, not when the driver looks; and its owner's drop may panic, too
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(message)));
+        Poll::Ready(Ended { id, error })
     }
 }
 

@@ -114,7 +114,9 @@ impl MemoryBroker {
     /// Makes a topic, anew if there is one of this name: its numbering starts at 0 again.
     pub fn create_topic(&self, topic: impl Into<Arc<str>>, partitions: usize) {
         let logs = (0..partitions).map(|_| Log::default()).collect();
-        self.state.lock().topics.insert(topic.into(), logs);
+        // what payloads do when they are dropped is foreign code: not under the lock
+        let old = self.state.lock().topics.insert(topic.into(), logs);
+        drop(old);
     }
 
     /// Appends a message, and answers its offset. Makes the topic and the partition if need be; the builder's offset
@@ -179,8 +181,12 @@ impl MemoryBroker {
         group: &str,
         reply: impl Fn(&TopicPartition, i64) -> CommitReply + Send + Sync + 'static,
     ) {
+        let reply: Reply = Arc::new(reply);
         let mut state = self.state.lock();
-        state.groups.entry(group.to_owned()).or_default().reply = Some(Arc::new(reply));
+        let group = state.groups.entry(group.to_owned()).or_default();
+        let old = group.reply.replace(reply);
+        drop(state);
+        drop(old);
     }
 
     /// Begins to build a source: a member of `group` that reads all partitions of `topics`.

@@ -11,11 +11,21 @@ use crate::source::Books;
 
 /// Moves partitions to and from a [`MemorySource`](super::MemorySource), as a group coordinator would.
 ///
-/// What is asked for happens when the source is polled next; so the source must be driven meanwhile.
+/// What is asked for happens when the source is polled next; so the source must be driven meanwhile. When it is gone,
+/// everything is answered at once.
 #[derive(Clone)]
 pub struct MemoryMember {
-    pub(super) orders: Arc<Mutex<VecDeque<Order>>>,
+    pub(super) orders: Arc<Orders>,
     pub(super) books: Books,
+}
+
+/// What was asked for and not looked at yet; `None` once the source is gone.
+pub(super) struct Orders(pub(super) Mutex<Option<VecDeque<Order>>>);
+
+impl Default for Orders {
+    fn default() -> Self {
+        Orders(Mutex::new(Some(VecDeque::new())))
+    }
 }
 
 pub(super) enum Order {
@@ -29,7 +39,8 @@ pub(super) enum Order {
 }
 
 impl MemoryMember {
-    /// Assigns partitions, which are read from their committed offset. Those that are assigned stay as they are.
+    /// Assigns partitions, which are read from their committed offset. Those that are assigned stay as they are; those
+    /// that are being revoked are assigned when they are released.
     pub async fn assign(&self, tps: impl IntoIterator<Item = TopicPartition>) {
         let (done, wait) = oneshot::channel();
         self.order(Order::Assign(tps.into_iter().collect(), done));
@@ -60,8 +71,11 @@ impl MemoryMember {
         &self.books
     }
 
+    /// An order that nobody will look at is dropped, which answers it.
     fn order(&self, order: Order) {
-        self.orders.lock().push_back(order);
+        if let Some(orders) = &mut *self.orders.0.lock() {
+            orders.push_back(order);
+        }
         self.books.wake_driver();
     }
 }

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Sleep;
 use tracing::warn;
 
-use super::member::Order;
+use super::member::{Order, Orders};
 use super::{CommitReply, MemoryBroker, MemoryMember, MemorySourceBuilder};
 use crate::ledger::{Commit, DeliverError, Released, Room, Start, TopicPartition};
 use crate::message::{EpochCell, Message};
@@ -32,7 +31,7 @@ pub struct MemorySource {
     assigned: VecDeque<Assigned>,
     taken_in_turn: u32,
     commits: Vec<PendingCommit>,
-    orders: Arc<Mutex<VecDeque<Order>>>,
+    orders: Arc<Orders>,
     revokes: Vec<Revoke>,
     timer: Option<Pin<Box<Sleep>>>,
     closing: Option<Closing>,
@@ -125,6 +124,22 @@ impl MemorySource {
         self.assigned.retain(|assigned| !tps.contains(&assigned.tp));
     }
 
+    /// The next thing that is asked for. A partition that is being given up is assigned again when it is released;
+    /// what was asked for after that waits, too.
+    fn next_order(&mut self) -> Option<Order> {
+        let mut orders = self.orders.0.lock();
+        let orders = orders.as_mut()?;
+        if let Some(Order::Assign(tps, _)) = orders.front()
+            && self
+                .revokes
+                .iter()
+                .any(|revoke| revoke.tps.iter().any(|tp| tps.contains(tp)))
+        {
+            return None;
+        }
+        orders.pop_front()
+    }
+
     fn obey(&mut self, order: Order) {
         match order {
             Order::Assign(tps, done) => {
@@ -152,8 +167,7 @@ impl MemorySource {
     fn pump(&mut self, cx: &mut Context<'_>) {
         self.books.set_driver(cx.waker());
         loop {
-            let mut orders = std::mem::take(&mut *self.orders.lock());
-            while let Some(order) = orders.pop_front() {
+            while let Some(order) = self.next_order() {
                 self.obey(order);
             }
             let released = self.books.drain_step(now());
@@ -163,8 +177,8 @@ impl MemorySource {
             for group in released {
                 self.released(group);
             }
-            self.finish_revokes();
-            if !sent && !ended && !is_released && !self.rewind_timer(cx) {
+            let is_over = self.finish_revokes();
+            if !sent && !ended && !is_released && !is_over && !self.rewind_timer(cx) {
                 return;
             }
         }
@@ -228,8 +242,9 @@ impl MemorySource {
         }
     }
 
-    fn finish_revokes(&mut self) {
+    fn finish_revokes(&mut self) -> bool {
         let assigned = &self.assigned;
+        let before = self.revokes.len();
         let over = self.revokes.extract_if(.., |revoke| {
             !revoke
                 .tps
@@ -239,6 +254,7 @@ impl MemorySource {
         for revoke in over {
             let _ = revoke.done.send(revoke.released);
         }
+        self.revokes.len() < before
     }
 
     /// Sets the timer to the next thing that happens by itself. Whether it is due already.
@@ -390,6 +406,8 @@ impl Source for MemorySource {
 impl Drop for MemorySource {
     /// A crash in small: nothing more is committed. A commit that is out lands or not, as the broker likes.
     fn drop(&mut self) {
+        let orders = self.orders.0.lock().take();
+        drop(orders);
         self.books.lose_all();
     }
 }
