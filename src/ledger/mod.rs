@@ -38,6 +38,7 @@
 //! # Ok::<(), tower_consumer::ledger::DeliverError>(())
 //! ```
 
+mod answers;
 mod commits;
 mod drain;
 mod epoch;
@@ -50,11 +51,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use self::answers::{
+    Begin, DeliverError, Delivered, Effects, EpochId, Judgement, Room, Stage, Ticket,
+};
 pub use self::commits::{Commit, CommitFailure, CommitOutcome};
 pub use self::drain::{Drained, Released};
-pub use self::epoch::{
-    Begin, DeliverError, Delivered, Effects, Epoch, EpochId, Judgement, Room, Stage, Ticket,
-};
+pub use self::epoch::Epoch;
 pub use self::in_flight::Counts;
 pub use self::verdict::{Kind, Phase, Reason, Verdict};
 pub use self::window::Head;
