@@ -134,6 +134,43 @@ async fn a_response_that_hides_an_error_mapped_into_ok_is_not_finished() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_error_mapped_into_ok_is_not_finished_though_an_attempt_layer_stands_outside_of_the_mapping()
+ {
+    let around_a_handler = ServiceBuilder::new()
+        .layer(CommitLayer::new())
+        .layer(AttemptLayer::new())
+        .map_result(|_: Result<(), BoxError>| Ok::<(), BoxError>(()))
+        .service(handler_fn(|_: Message| async { Err::<(), _>(refused()) }));
+    let around_another = ServiceBuilder::new()
+        .layer(CommitLayer::new())
+        .layer(AttemptLayer::new())
+        .map_result(|_: Result<(), BoxError>| Ok::<(), BoxError>(()))
+        .layer(AttemptLayer::new())
+        .service(service_fn(|_: Message| async { Err::<(), _>(refused()) }));
+    for handed in [hand(around_a_handler).await, hand(around_another).await] {
+        assert_eq!(handed.verdict, not_finished(Reason::OkWithoutAttempt));
+        assert_eq!(handed.committed, None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_layer_around_a_handler_is_needless_and_does_no_harm() {
+    let stack = ServiceBuilder::new()
+        .layer(CommitLayer::new())
+        .retry(Tries(1))
+        .layer(AttemptLayer::new())
+        .service(handler_fn(|message: Message| async move {
+            // two are noted for each
+            match message.delivery().unwrap().attempt() {
+                2 => Err(refused()),
+                _ => Ok(()),
+            }
+        }));
+    let handed = hand(stack).await;
+    assert_eq!((handed.verdict, handed.committed), (DONE, Some(1)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_error_recovered_into_a_skip_is_finished_because_a_policy_is_named() {
     let stack = ServiceBuilder::new()
         .layer(CommitLayer::new())

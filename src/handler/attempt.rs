@@ -91,12 +91,13 @@ where
     }
 
     fn call(&mut self, message: Message) -> Self::Future {
+        message.claim_attempt();
         AttemptFuture {
             future: None,
             start: Some(Start {
                 service: crate::ready::take(&mut self.inner),
                 handle: message.handle(),
-                message,
+                message: message.into_attempt(),
             }),
             attempt: None,
         }
@@ -143,7 +144,7 @@ where
         let answer = ready!(future.poll(cx));
         this.future.set(None);
         if let Some(attempt) = this.attempt.take() {
-            attempt.end(answer.is_ok());
+            attempt.end_outer(answer.is_ok());
         }
         Poll::Ready(answer.map_err(Into::into))
     }

@@ -98,6 +98,7 @@ where
     }
 
     fn call(&mut self, message: Message) -> Self::Future {
+        message.claim_attempt();
         HandlerFuture {
             future: None,
             start: Some((self.handler.clone(), message.handle(), message)),

@@ -83,6 +83,8 @@ pub(crate) struct DeliveryState {
     watch: AtomicUsize,
     /// A reason that a layer of ours left for `CommitLayer`; the next attempt wipes it.
     hint: AtomicU8,
+    /// There are attempts within attempts: only those of the innermost service count.
+    nested: AtomicBool,
 }
 
 impl DeliveryState {
@@ -93,6 +95,7 @@ impl DeliveryState {
             right_taken: AtomicBool::new(false),
             watch: AtomicUsize::new(NO_WATCH),
             hint: AtomicU8::new(NO_HINT),
+            nested: AtomicBool::new(false),
         }
     }
 
@@ -159,6 +162,10 @@ impl DeliveryState {
                 false
             }
         }
+    }
+
+    pub(super) fn nest(&self) {
+        self.nested.store(true, Ordering::SeqCst);
     }
 
     fn end(&self, ok: bool) {
@@ -352,6 +359,13 @@ impl Attempt {
 
     pub(crate) fn end(mut self, ok: bool) {
         self.note_end(ok);
+    }
+
+    /// The end of an attempt that may have others inside of it.
+    pub(crate) fn end_outer(mut self, ok: bool) {
+        let state = self.message.delivery();
+        let nested = state.is_some_and(|state| state.nested.load(Ordering::SeqCst));
+        self.note_end(ok && !nested);
     }
 
     fn note_end(&mut self, ok: bool) {

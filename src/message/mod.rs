@@ -111,6 +111,8 @@ pub(crate) struct Inner {
 pub struct Message {
     inner: Arc<Inner>,
     extensions: Extensions,
+    /// An `AttemptLayer` outside has passed it on.
+    in_attempt: bool,
 }
 
 impl Message {
@@ -127,6 +129,7 @@ impl Message {
                 guards: Guards::default(),
             }),
             extensions: Extensions::new(),
+            in_attempt: false,
         }
     }
 
@@ -208,6 +211,21 @@ impl Message {
     /// It does not decide whether the message is finished: only the answer of the handler does.
     pub fn guard(&self) -> Guard {
         Guard::new(self.inner.clone())
+    }
+
+    /// Called by whoever notes attempts: should an `AttemptLayer` outside do so too, its `Ok` counts for nothing any
+    /// more, since what stands in between may have made it of an error.
+    pub(crate) fn claim_attempt(&self) {
+        if self.in_attempt
+            && let Some(state) = &self.inner.delivery
+        {
+            state.nest();
+        }
+    }
+
+    pub(crate) fn into_attempt(mut self) -> Self {
+        self.in_attempt = true;
+        self
     }
 
     /// A reference to the message that keeps no extensions, for bookkeeping.
