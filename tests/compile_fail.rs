@@ -119,6 +119,22 @@ fn a_plain_service_under_commit_layer_answers_nothing_or_an_outcome() {
     );
 }
 
+/// Else a layer outside could throw the `Err` within away, and the attempt would have ended `Ok`.
+#[test]
+fn an_attempt_answers_nothing_or_an_outcome_and_no_result() {
+    let stack = |answer: &str| {
+        format!(
+            "serve(source(), ServiceBuilder::new().layer(CommitLayer::new()).map_response(|_| ()).layer(AttemptLayer::new())
+                .service(tower::service_fn(|_: Message| async {{ Ok::<_, Never>({answer}) }})))"
+        )
+    };
+    compiles(&stack("()"));
+    says(
+        &refused(&stack("Err::<(), ()>(())")),
+        "Result<(), ()>` does not say how a message was finished",
+    );
+}
+
 #[test]
 fn what_is_no_function_is_told_what_a_handler_is() {
     compiles("handler_fn(charge)");

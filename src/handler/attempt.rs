@@ -9,6 +9,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::message::{self, Handle, Message};
+use crate::outcome::IntoOutcome;
 
 /// Notes the start and the end of each attempt of a service that is not a [`handler_fn`](super::handler_fn). Place it
 /// directly around the innermost service. See the [module's documentation](super).
@@ -80,6 +81,8 @@ impl<S> Attempt<S> {
 impl<S> Service<Message> for Attempt<S>
 where
     S: Service<Message> + Clone,
+    // an attempt that answers `Ok(Err(..))` did not end `Ok`
+    S::Response: IntoOutcome,
     S::Error: Into<BoxError>,
 {
     type Response = S::Response;

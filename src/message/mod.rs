@@ -208,7 +208,8 @@ impl Message {
     /// A token for work that may outlive the future that started it (`spawn_blocking`, a spawned task): as long as it
     /// lives, the message's lane stays taken, no other attempt of it begins, and a drain waits (within its budget).
     ///
-    /// It does not decide whether the message is finished: only the answer of the handler does.
+    /// It does not decide whether the message is finished: only the answer of the handler does. Take it inside of the
+    /// handler: a layer that holds one around it keeps the attempt from beginning.
     pub fn guard(&self) -> Guard {
         Guard::new(self.inner.clone())
     }

@@ -35,6 +35,9 @@
 //! and no message is handled before an earlier one of its key. Retries belong inside of this layer: then the key waits
 //! for them.
 //!
+//! A layer between `CommitLayer` and this one that turns a message away (a filter, a load shed) does so before the message
+//! takes its place: the lane stays open, and later messages of the key are handled. Put such layers inside.
+//!
 //! The lane is given back when the future ends, after the inner future is gone and after the last
 //! [`guard`](crate::Message::guard) of the message: also when a partition is revoked and assigned again at once, two
 //! messages of a key never overlap.

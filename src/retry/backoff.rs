@@ -77,7 +77,7 @@ impl Backoff {
         self
     }
 
-    /// No attempt begins later than this after the first one was called.
+    /// No retry is due later than this after the first call. A retry that is due may still wait for a permit.
     pub fn max_elapsed(mut self, elapsed: Duration) -> Self {
         self.max_elapsed = Some(elapsed);
         self
