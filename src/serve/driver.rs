@@ -163,6 +163,10 @@ where
                 }
             }
             self.call(message, cx);
+            // nothing more is to be called behind a failure, and the books know of it already
+            if self.options.on_failure == OnFailure::Stop && !self.errors.is_empty() {
+                return Poll::Ready(());
+            }
         }
         Poll::Ready(())
     }

@@ -63,7 +63,8 @@ use crate::source::Source;
 #[non_exhaustive]
 pub enum OnFailure {
     /// Take no more, let what runs end, commit what is finished below it, leave, and answer an error that names the
-    /// message. The default. What was called together with the message, 64 at most, may still begin.
+    /// message. The default. When a message fails on another worker of the runtime, what is left of a batch, 63 at most,
+    /// may still begin.
     #[default]
     Stop,
     /// Leave a gap: the watermark of that partition stays below the message, the others go on. The partition goes on
