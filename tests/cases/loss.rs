@@ -42,7 +42,10 @@ async fn everything(broker: &MemoryBroker) -> Vec<i64> {
 /// C07
 #[tokio::test(start_paused = true)]
 async fn a_success_behind_a_rejected_message_does_not_move_the_commit_over_it() {
-    for on_failure in [OnFailure::Hold, OnFailure::Stop] {
+    for (on_failure, handled) in [
+        (OnFailure::Hold, [0, 2].as_slice()),
+        (OnFailure::Stop, [0].as_slice()),
+    ] {
         let broker = broker(1);
         produce(&broker, 0, 3);
         let journal = Journal::new();
@@ -55,7 +58,7 @@ async fn a_success_behind_a_rejected_message_does_not_move_the_commit_over_it() 
         let ended = serve(source, stack).on_failure(on_failure).await;
 
         assert_eq!(ended.is_ok(), on_failure == OnFailure::Hold);
-        assert_eq!(journal.done(0), [0, 2]);
+        assert_eq!(journal.done(0), handled);
         assert_eq!(commits(&broker, 0), [1]);
         assert_eq!(everything(&broker).await, [1, 2]);
         assert_eq!(committed(&broker, 0), Some(3));
