@@ -107,8 +107,8 @@ async fn a_handler_that_hangs_delays_the_error_by_the_shutdown_limit_and_no_more
             |journal, message| async move {
                 let work = journal.begin(&message);
                 match message.offset() {
-                    1 => return Err(Failed("one")),
-                    2 => std::future::pending::<()>().await,
+                    1 => std::future::pending::<()>().await,
+                    2 => return Err(Failed("two")),
                     _ => {}
                 }
                 work.done();
