@@ -1,0 +1,248 @@
+//! The cluster of one test, and what an administrator sees of it: clients that are no member of the group.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer};
+use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use tower_consumer::source::kafka::{KafkaSource, KafkaSourceBuilder};
+
+use crate::LIMIT;
+
+/// For one request to the cluster.
+const REQUEST: Duration = Duration::from_secs(10);
+
+pub(crate) struct Mock {
+    cluster: MockCluster<'static, DefaultProducerContext>,
+    bootstrap: String,
+    producer: BaseProducer,
+}
+
+/// A message to send.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Produced<'a> {
+    pub(crate) partition: i32,
+    pub(crate) key: Option<&'a [u8]>,
+    pub(crate) payload: Option<&'a [u8]>,
+    pub(crate) headers: &'a [(&'a str, Option<&'a [u8]>)],
+    pub(crate) timestamp: Option<i64>,
+}
+
+impl Mock {
+    /// One broker, and these topics: name and number of partitions.
+    pub(crate) fn new(topics: &[(&str, i32)]) -> Self {
+        crate::trace();
+        let cluster = MockCluster::new(1).unwrap();
+        for (topic, partitions) in topics {
+            cluster.create_topic(topic, *partitions, 1).unwrap();
+        }
+        let bootstrap = cluster.bootstrap_servers();
+        let producer = ClientConfig::new()
+            .set("bootstrap.servers", &bootstrap)
+            .set("enable.idempotence", "true") // in order
+            .set("linger.ms", "1")
+            .create()
+            .unwrap();
+        Mock {
+            cluster,
+            bootstrap,
+            producer,
+        }
+    }
+
+    /// The cluster gives a group's second member its share after the session timeout less a second: so that is short.
+    pub(crate) fn source(&self, group: &str) -> KafkaSourceBuilder {
+        KafkaSource::builder(&self.bootstrap, group)
+            .set("session.timeout.ms", "3500")
+            .set("heartbeat.interval.ms", "100")
+            .commit_interval(Duration::from_millis(20))
+    }
+
+    /// The same, without settings that only the classic protocol has.
+    pub(crate) fn source_kip_848(&self, group: &str) -> KafkaSourceBuilder {
+        KafkaSource::builder(&self.bootstrap, group)
+            .set("group.protocol", "consumer")
+            .commit_interval(Duration::from_millis(20))
+    }
+
+    pub(crate) fn cluster(&self) -> &MockCluster<'static, DefaultProducerContext> {
+        &self.cluster
+    }
+
+    pub(crate) fn bootstrap(&self) -> &str {
+        &self.bootstrap
+    }
+
+    /// The next requests of this kind are answered with these errors.
+    pub(crate) fn fail(&self, requests: RDKafkaApiKey, errors: &[RDKafkaRespErr]) {
+        self.cluster.request_errors(requests, errors);
+    }
+
+    /// Sends messages, and waits until all are stored.
+    pub(crate) fn produce_all<'a>(
+        &self,
+        topic: &str,
+        messages: impl IntoIterator<Item = Produced<'a>>,
+    ) {
+        for message in messages {
+            let mut record: BaseRecord<'_, [u8], [u8]> =
+                BaseRecord::to(topic).partition(message.partition);
+            record.key = message.key;
+            record.payload = message.payload;
+            record.timestamp = message.timestamp;
+            if !message.headers.is_empty() {
+                let headers = message
+                    .headers
+                    .iter()
+                    .fold(OwnedHeaders::new(), |headers, (key, value)| {
+                        headers.insert(Header { key, value: *value })
+                    });
+                record = record.headers(headers);
+            }
+            self.producer
+                .send(record)
+                .map_err(|(error, _)| error)
+                .unwrap();
+        }
+        self.producer.flush(REQUEST).unwrap();
+    }
+
+    /// Sends `count` messages to one partition.
+    pub(crate) fn produce(&self, topic: &str, partition: i32, count: usize) {
+        let message = Produced {
+            partition,
+            payload: Some(b"payload"),
+            ..Produced::default()
+        };
+        self.produce_all(topic, std::iter::repeat_n(message, count));
+    }
+
+    fn observer(&self, group: &str) -> BaseConsumer {
+        ClientConfig::new()
+            .set("bootstrap.servers", &self.bootstrap)
+            .set("group.id", group)
+            .create()
+            .unwrap()
+    }
+
+    /// Commits, as no member of the group: only before the group has its first member.
+    pub(crate) fn commit(&self, group: &str, topic: &str, partition: i32, offset: i64) {
+        self.commit_with(group, topic, partition, offset, b"");
+    }
+
+    /// Commits with metadata, which may be anything: the request is written by hand, since the client takes only text.
+    pub(crate) fn commit_with(
+        &self,
+        group: &str,
+        topic: &str,
+        partition: i32,
+        offset: i64,
+        metadata: &[u8],
+    ) {
+        let address = self.bootstrap.split(',').next().unwrap();
+        let mut broker = TcpStream::connect(address).unwrap();
+        broker
+            .write_all(&offset_commit(group, topic, partition, offset, metadata))
+            .unwrap();
+        let mut length = [0; 4];
+        broker.read_exact(&mut length).unwrap();
+        let mut answer = vec![0; u32::from_be_bytes(length) as usize];
+        broker.read_exact(&mut answer).unwrap();
+        // the last field of the answer is the error code of the last partition
+        assert_eq!(answer[answer.len() - 2..], [0, 0], "the commit was refused");
+    }
+
+    /// The next offset to read; `None` if nothing was ever committed.
+    pub(crate) fn committed(&self, group: &str, topic: &str, partition: i32) -> Option<i64> {
+        self.committed_by(&self.observer(group), topic, partition)
+    }
+
+    fn committed_by(&self, observer: &BaseConsumer, topic: &str, partition: i32) -> Option<i64> {
+        let mut list = TopicPartitionList::new();
+        list.add_partition(topic, partition);
+        let list = observer.committed_offsets(list, REQUEST).unwrap();
+        match list.find_partition(topic, partition).unwrap().offset() {
+            Offset::Offset(offset) => Some(offset),
+            Offset::Invalid => None,
+            other => panic!("committed offset {other:?}"),
+        }
+    }
+
+    /// Waits until this offset is committed. A higher one is a failure at once.
+    #[track_caller]
+    pub(crate) fn wait_committed(&self, group: &str, topic: &str, partition: i32, offset: i64) {
+        self.wait_committed_of(group, topic, partition, |committed| {
+            assert!(
+                committed <= Some(offset),
+                "committed is {committed:?}, past {offset}"
+            );
+            committed == Some(offset)
+        });
+    }
+
+    /// Waits until the committed offset satisfies this.
+    #[track_caller]
+    pub(crate) fn wait_committed_of(
+        &self,
+        group: &str,
+        topic: &str,
+        partition: i32,
+        enough: impl Fn(Option<i64>) -> bool,
+    ) {
+        let observer = self.observer(group);
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let committed = self.committed_by(&observer, topic, partition);
+            if enough(committed) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "committed is {committed:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// The first offset of the log, and the one after its last.
+    pub(crate) fn log(&self, topic: &str, partition: i32) -> (i64, i64) {
+        let observer = self.observer("observer");
+        observer
+            .fetch_watermarks(topic, partition, REQUEST)
+            .unwrap()
+    }
+}
+
+/// An OffsetCommit request, version 2, of a client that is no member (Kafka protocol guide).
+fn offset_commit(
+    group: &str,
+    topic: &str,
+    partition: i32,
+    offset: i64,
+    metadata: &[u8],
+) -> Vec<u8> {
+    fn string(request: &mut Vec<u8>, bytes: &[u8]) {
+        request.extend(i16::try_from(bytes.len()).unwrap().to_be_bytes());
+        request.extend(bytes);
+    }
+    let mut request = Vec::new();
+    request.extend(8_i16.to_be_bytes()); // OffsetCommit
+    request.extend(2_i16.to_be_bytes());
+    request.extend(1_i32.to_be_bytes()); // correlation
+    string(&mut request, b"another tool");
+    string(&mut request, group.as_bytes());
+    request.extend((-1_i32).to_be_bytes()); // no generation
+    string(&mut request, b""); // no member
+    request.extend((-1_i64).to_be_bytes()); // the broker's retention
+    request.extend(1_i32.to_be_bytes());
+    string(&mut request, topic.as_bytes());
+    request.extend(1_i32.to_be_bytes());
+    request.extend(partition.to_be_bytes());
+    request.extend(offset.to_be_bytes());
+    string(&mut request, metadata);
+    let mut frame = u32::try_from(request.len()).unwrap().to_be_bytes().to_vec();
+    frame.extend(request);
+    frame
+}
