@@ -236,3 +236,26 @@ fn a_source_is_built_from_settings_of_the_client() {
     let error = refused(KafkaSource::from_config(config).topics(["orders"]));
     assert_eq!(error, BuildError::AutoCommit("enable.auto.commit"));
 }
+
+#[test]
+fn passwords_are_shown_nowhere() {
+    let secrets = [
+        ("sasl.password", "hunter2"),
+        ("ssl.key.password", "hunter2"),
+        ("ssl.keystore.password", "hunter2"),
+        ("sasl.oauthbearer.client.secret", "hunter2"),
+        ("ssl.key.pem", "-----BEGIN PRIVATE KEY----- hunter2"),
+    ];
+    for (key, secret) in secrets {
+        let builder = builder().set(key, secret);
+        let shown = format!("{builder:?}");
+        assert!(shown.contains(key), "{shown}");
+        assert!(!shown.contains("hunter2"), "{shown}");
+        // a build without TLS refuses some of them
+        let shown = match builder.build() {
+            Ok(source) => format!("{source:?}"),
+            Err(error) => format!("{error:?} {error}"),
+        };
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+}
