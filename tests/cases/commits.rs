@@ -62,7 +62,7 @@ async fn a_refused_commit_goes_with_a_lost_partition() {
     member.lose([tp(0)]).await;
     pass(10_000).await;
     assert_eq!(sent.lock().len(), 1);
-    assert_eq!(commits(&broker, 0), []);
+    assert_eq!(commits(&broker, 0), [0i64; 0]);
 
     member.assign([tp(0)]).await;
     gates.open_all(0, 0..4);
@@ -115,7 +115,7 @@ async fn an_error_that_does_not_heal_is_tried_rarely_and_stops_no_other_partitio
         produce(&broker, 1, 1);
         pass(1_000).await;
     }
-    assert_eq!(commits(&broker, 0), []);
+    assert_eq!(commits(&broker, 0), [0i64; 0]);
     assert_eq!(commits(&broker, 1), Vec::from_iter(1..=50));
     let failed = events.beginning("commit failed");
     assert_eq!(failed.len(), 2, "at 0 s and at 30 s");

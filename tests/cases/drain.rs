@@ -124,7 +124,7 @@ async fn a_half_filled_batch_of_a_revoked_partition_is_neither_handled_nor_commi
     quiet().await;
     let released = member.revoke([tp(0)], ms(1_000)).await;
     assert_eq!((released[0].committed, released[0].cut), (None, 60));
-    assert_eq!(journal.done(0), []);
+    assert_eq!(journal.done(0), [0i64; 0]);
 
     // another member takes over
     produce(&broker, 0, 140);
@@ -206,7 +206,7 @@ async fn a_shutdown_is_no_failure_of_what_it_cuts() {
         assert_eq!(journal.starts(0), [0, 1, 2, 3], "no retry");
         assert_eq!(summary.partitions[0].cut, 4);
         assert_eq!(summary.counts.finished(), 0);
-        assert_eq!(commits(&broker, 0), []);
+        assert_eq!(commits(&broker, 0), [0i64; 0]);
 
         let source_2 = source(&broker).until_end().build().unwrap();
         serve(source_2, stack).await.unwrap();

@@ -177,7 +177,7 @@ async fn a_shutdown_without_time_commits_nothing_more_and_says_so() {
     let partition = &summary.partitions[0];
     assert_eq!(partition.committed, None);
     assert_eq!((partition.not_committed, partition.cut), (Some(3), 1));
-    assert_eq!(commits(&broker, 0), []);
+    assert_eq!(commits(&broker, 0), [0i64; 0]);
     quiet().await;
     assert_eq!(journal.live(), 0);
 }
@@ -199,7 +199,7 @@ async fn a_commit_that_hangs_beyond_the_shutdown_limit_is_reported_and_not_waite
         (partition.committed, partition.not_committed),
         (None, Some(5))
     );
-    assert_eq!(commits(&broker, 0), []);
+    assert_eq!(commits(&broker, 0), [0i64; 0]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -293,7 +293,7 @@ async fn a_deadline_over_a_queue_over_a_service_that_is_never_ready_frees_every_
     assert_eq!(opened.elapsed(), ms(1_000));
     assert_eq!(summary.counts.not_finished(Reason::Failed), 100);
     assert_eq!(books.in_flight(), (0, 0));
-    assert_eq!(commits(&broker, 0), []);
+    assert_eq!(commits(&broker, 0), [0i64; 0]);
     assert_eq!(Arc::strong_count(&alive), 1);
 }
 
@@ -319,7 +319,7 @@ async fn a_deadline_over_towers_buffer_times_every_message_out() {
         .unwrap();
     assert_eq!(opened.elapsed(), ms(100));
     assert_eq!(summary.counts.not_finished(Reason::Failed), 100);
-    assert_eq!(commits(&broker, 0), []);
+    assert_eq!(commits(&broker, 0), [0i64; 0]);
 }
 
 /// What `load_shed` and a filter turn away outside of `CommitLayer` is not finished either.

@@ -140,7 +140,7 @@ async fn with_a_retry_all_is_committed_and_no_commit_ever_covers_a_timed_out_mes
     assert_eq!(summary.counts.done, 100);
     let expected = [1, 2, 3, 13, 23, 33, 43, 53, 63, 73, 83, 93, 100];
     assert_eq!(commits(&broker, 0), expected);
-    assert_eq!(*uncovered.lock(), []);
+    assert_eq!(*uncovered.lock(), [0i64; 0]);
     assert_eq!(journal.done(0).len(), 100);
     assert_eq!(journal.started_at(3), [0, 150]);
     assert_eq!(journal.started_at(4), [0]);

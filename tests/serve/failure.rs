@@ -399,5 +399,5 @@ async fn of_many_failures_at_once_one_is_the_error_and_each_is_an_event() {
     assert_eq!(error.to_string(), text);
     assert_eq!(events.beginning("message not finished").len(), 30);
     assert_eq!(error.summary.counts.not_finished(Reason::Failed), 30);
-    assert_eq!(commits(&broker, 0), []);
+    assert_eq!(commits(&broker, 0), [0i64; 0]);
 }

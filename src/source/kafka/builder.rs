@@ -77,7 +77,7 @@ pub enum BuildError {
     Setting {
         /// The setting.
         key: String,
-        /// Its value.
+        /// Its value; hidden if it is a password or a key.
         value: String,
         /// What the client said.
         reason: String,
@@ -87,9 +87,33 @@ pub enum BuildError {
     Client(String),
 }
 
+/// Stands in errors for what nobody is to read.
+const HIDDEN: &str = "[hidden]";
+
+/// Whether the value of this setting belongs in no log.
+fn is_secret(key: &str) -> bool {
+    [
+        "password",
+        "passphrase",
+        "secret",
+        "key.pem",
+        "oauthbearer.config",
+    ]
+    .iter()
+    .any(|part| key.contains(part))
+}
+
 impl From<KafkaError> for BuildError {
     fn from(error: KafkaError) -> Self {
         match error {
+            KafkaError::ClientConfig(_, reason, key, value) if is_secret(&key) => {
+                let reason = match &*value {
+                    "" => reason,
+                    secret => reason.replace(secret, HIDDEN),
+                };
+                let value = HIDDEN.to_owned();
+                BuildError::Setting { key, value, reason }
+            }
             KafkaError::ClientConfig(_, reason, key, value) => {
                 BuildError::Setting { key, value, reason }
             }
@@ -225,8 +249,10 @@ impl KafkaSourceBuilder {
                 most,
             });
         }
-        let start = match self.client.get("auto.offset.reset") {
-            Some("latest" | "largest" | "end") => StartPolicy::PinLatest,
+        // the client reads values in upper and lower case
+        let reset = self.client.get("auto.offset.reset").unwrap_or_default();
+        let start = match &*reset.to_ascii_lowercase() {
+            "latest" | "largest" | "end" => StartPolicy::PinLatest,
             _ => StartPolicy::Client,
         };
         let settings = Settings {

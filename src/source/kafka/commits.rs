@@ -12,13 +12,15 @@ use tracing::{debug, error, warn};
 use super::classify::{self, CommitMeaning};
 use super::client::StartPolicy;
 use super::context::{Consumer, list_of};
-use super::link::{Alive, Answer, Job, Link};
+use super::link::{Alive, Answer, Job, Link, Seek};
 use crate::ledger::{Commit, CommitFailure, Start, TopicPartition};
 use crate::source::SourceError;
 
 const TICK: Duration = Duration::from_millis(100);
 /// For one question to a broker.
 const ASK: Duration = Duration::from_secs(5);
+/// And for one that is asked while commits wait.
+const ASK_LATER: Duration = Duration::from_secs(1);
 
 pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, policy: StartPolicy) {
     let _alive = Alive {
@@ -49,12 +51,17 @@ impl Commits {
         for job in self.link.take_jobs() {
             match job {
                 Job::Starts(tps) => {
-                    let starts = self.starts(&tps);
+                    let starts = self.starts(&tps, ASK, false);
                     self.link.answer(Answer::Starts(starts));
                 }
-                Job::Seek(tp, offset) => {
-                    let ok = self.seek(&tp, offset);
-                    self.link.answer(Answer::Sought(tp, offset, ok));
+                Job::Start(tp) => {
+                    let mut starts = self.starts(std::slice::from_ref(&tp), ASK_LATER, true);
+                    let start = starts.remove(&tp);
+                    self.link.answer(Answer::Start(tp, start));
+                }
+                Job::Seek(seek) => {
+                    let ok = self.seek(&seek);
+                    self.link.answer(Answer::Sought(seek, ok));
                 }
                 Job::Exit => return false,
             }
@@ -128,57 +135,94 @@ impl Commits {
         }
     }
 
-    /// What is committed for partitions that are being assigned, and whether it counts.
-    fn starts(&self, tps: &[TopicPartition]) -> Option<HashMap<TopicPartition, Start>> {
+    /// What is committed for partitions that are assigned, and whether it counts. What could not be found out is not
+    /// in the answer; with `strict` neither is a partition whose log did not answer.
+    fn starts(
+        &self,
+        tps: &[TopicPartition],
+        limit: Duration,
+        strict: bool,
+    ) -> HashMap<TopicPartition, Start> {
         let mut starts = HashMap::new();
-        let committed = match self.consumer.committed_offsets(list_of(tps), ASK) {
-            Ok(committed) => committed,
+        let committed = match self.consumer.committed_offsets(list_of(tps), limit) {
+            Ok(committed) => offsets(&committed),
             Err(error) => {
-                warn!(%error, "committed offsets could not be read at assign; asking again");
-                return None;
+                warn!(%error, "committed offsets could not be read");
+                return starts;
             }
         };
-        let mut ends = TopicPartitionList::with_capacity(tps.len());
-        for tp in tps {
-            // a question for the offset of the time "end" (ListOffsets, timestamp -1)
-            let _ = ends.add_partition_offset(&tp.topic, tp.partition, Offset::End);
-        }
-        let ends = match self.consumer.offsets_for_times(ends, ASK) {
-            Ok(ends) => offsets(&ends),
-            Err(error) => {
-                warn!(%error, "log ends could not be read at assign");
-                if self.policy == StartPolicy::PinLatest {
-                    return None;
-                }
-                HashMap::new()
-            }
+        let ends = self.log_offsets(tps, Offset::End, limit);
+        let pins = self.policy == StartPolicy::PinLatest;
+        // only where a reset would go to the end it matters that retention has passed the committed offset
+        let begins = match pins {
+            true => self.log_offsets(tps, Offset::Beginning, limit),
+            false => HashMap::new(),
         };
-        let committed = offsets(&committed);
+        let of = |offsets: &HashMap<_, _>, tp| offsets.get(tp).copied().flatten();
         for tp in tps {
-            let start = match (committed.get(tp), ends.get(tp)) {
-                (Some(committed), Some(end)) if committed > end => {
-                    warn!(
-                        topic = &*tp.topic,
-                        partition = tp.partition,
-                        committed,
-                        end,
-                        "the committed offset lies beyond the log: the client resets"
-                    );
-                    Start::Unknown
+            // neither an offset nor "none": it could not be read, which is not the same as none
+            let Some(committed) = committed.get(tp) else {
+                continue;
+            };
+            let end = of(&ends, tp);
+            if strict && end.is_none() {
+                continue;
+            }
+            let is_kept = |committed: &i64| {
+                end.is_none_or(|end| *committed <= end)
+                    && of(&begins, tp).is_none_or(|begin| begin <= *committed)
+            };
+            let start = match (committed, end) {
+                (Some(committed), _) if is_kept(committed) => Start::Committed(*committed),
+                (committed, Some(end)) => {
+                    if let Some(committed) = committed {
+                        warn!(
+                            topic = &*tp.topic,
+                            partition = tp.partition,
+                            committed,
+                            end,
+                            "the committed offset lies outside of the log: the client resets"
+                        );
+                    }
+                    match pins {
+                        true => Start::Pin(end),
+                        false => Start::Unknown,
+                    }
                 }
-                (Some(committed), _) => Start::Committed(*committed),
-                (None, Some(end)) if self.policy == StartPolicy::PinLatest => Start::Pin(*end),
-                (None, _) => Start::Unknown,
+                (_, None) if pins => continue,
+                (_, None) => Start::Unknown,
             };
             starts.insert(tp.clone(), start);
         }
-        Some(starts)
+        starts
     }
 
-    fn seek(&self, tp: &TopicPartition, offset: i64) -> bool {
+    /// Where the logs begin or end (ListOffsets with timestamp -2 or -1).
+    fn log_offsets(
+        &self,
+        tps: &[TopicPartition],
+        which: Offset,
+        limit: Duration,
+    ) -> HashMap<TopicPartition, Option<i64>> {
+        let mut list = TopicPartitionList::with_capacity(tps.len());
+        for tp in tps {
+            let _ = list.add_partition_offset(&tp.topic, tp.partition, which);
+        }
+        match self.consumer.offsets_for_times(list, limit) {
+            Ok(list) => offsets(&list),
+            Err(error) => {
+                warn!(%error, ?which, "the logs' offsets could not be read");
+                HashMap::new()
+            }
+        }
+    }
+
+    fn seek(&self, Seek { tp, offset, .. }: &Seek) -> bool {
         let mut list = TopicPartitionList::with_capacity(1);
+        // to "invalid" is as the policy says
+        let to = offset.map_or(Offset::Invalid, Offset::Offset);
         let sought = list
-            .add_partition_offset(&tp.topic, tp.partition, Offset::Offset(offset))
+            .add_partition_offset(&tp.topic, tp.partition, to)
             .and_then(|()| self.consumer.seek_partitions(list, ASK))
             .and_then(|list| {
                 list.elements()
@@ -192,17 +236,19 @@ impl Commits {
     }
 }
 
-/// The offsets of a list that are numbers. Metadata is not touched: it may be anything.
-fn offsets(list: &TopicPartitionList) -> HashMap<TopicPartition, i64> {
+/// The offsets of a list: those that are numbers, `None` where there is none, nothing where the broker answered an error.
+/// Metadata is not touched: it may be anything.
+fn offsets(list: &TopicPartitionList) -> HashMap<TopicPartition, Option<i64>> {
     list.elements()
         .iter()
         .filter(|element| element.error().is_ok())
-        .filter_map(|element| match element.offset() {
-            Offset::Offset(offset) => Some((
-                TopicPartition::new(element.topic(), element.partition()),
-                offset,
-            )),
-            _ => None,
+        .map(|element| {
+            let offset = match element.offset() {
+                Offset::Offset(offset) => Some(offset),
+                _ => None,
+            };
+            let tp = TopicPartition::new(element.topic(), element.partition());
+            (tp, offset)
         })
         .collect()
 }

@@ -1,6 +1,6 @@
 //! The thread that keeps the membership: it polls the main queue, answers rebalances, drains, and closes.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,9 +13,10 @@ use rdkafka::{Offset, TopicPartitionList};
 use tracing::{debug, error, info, warn};
 
 use super::classify::{self, Meaning};
-use super::client::Settings;
+use super::client::{Settings, StartPolicy};
 use super::context::{Consumer, Rebalance, assign, list_of, unassign};
-use super::link::{Alive, Answer, Job, Link, Opened, Queue};
+use super::link::{Alive, Answer, Job, Link, Opened, Queue, Seek};
+use super::unknown::Unknown;
 use crate::ledger::{Released, Start, TopicPartition};
 use crate::source::SourceError;
 
@@ -23,7 +24,7 @@ use crate::source::SourceError;
 const POLL: Duration = Duration::from_millis(100);
 /// And this often while an answer is due.
 const POLL_BUSY: Duration = Duration::from_millis(5);
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+const SEEK_AGAIN: Duration = Duration::from_secs(1);
 /// How long a client that leaves waits for the commit thread.
 const LEAVE: Duration = Duration::from_secs(30);
 
@@ -38,8 +39,8 @@ pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, settings: Settings) 
         settings,
         queues: HashMap::new(),
         state: State::Steady,
-        seeking: HashSet::new(),
-        again: Vec::new(),
+        seeks: Vec::new(),
+        unknown: Unknown::default(),
         released: HashMap::new(),
         closing: None,
     };
@@ -66,11 +67,9 @@ struct Group {
     /// The queues of assigned partitions, shared with the driver.
     queues: HashMap<TopicPartition, Arc<Queue>>,
     state: State,
-    /// Partitions for which the commit thread seeks right now. No rebalance is answered meanwhile: the seek would hit
-    /// another assignment of the partition.
-    seeking: HashSet<TopicPartition>,
-    /// What failed, and when to ask again.
-    again: Vec<(Instant, Job)>,
+    /// Seeks that failed, and when to try again.
+    seeks: Vec<(Instant, Seek)>,
+    unknown: Unknown,
     /// What was released since it was last assigned.
     released: HashMap<TopicPartition, Released>,
     closing: Option<Closing>,
@@ -111,7 +110,7 @@ impl Group {
         self.close()
     }
 
-    fn failed(&mut self, error: &KafkaError) {
+    fn failed(&self, error: &KafkaError) {
         match classify::consume(error) {
             Meaning::Nothing => {}
             Meaning::Fatal => {
@@ -129,7 +128,9 @@ impl Group {
                 self.link.books.lose_all();
             }
             // on the main queue it names a topic of the subscription, which may still come
-            Meaning::Partition | Meaning::Transient => warn!(%error, "client error"),
+            Meaning::Partition | Meaning::Gone | Meaning::Transient => {
+                warn!(%error, "client error")
+            }
         }
     }
 
@@ -170,66 +171,79 @@ impl Group {
     fn answers(&mut self) {
         for answer in self.link.take_answers() {
             match answer {
-                Answer::Starts(Some(starts)) => {
+                Answer::Starts(starts) => {
                     if let State::Assigning(tps) = std::mem::replace(&mut self.state, State::Steady)
                     {
                         self.assign(&tps, &starts);
                     }
                 }
-                Answer::Starts(None) => {
-                    if let State::Assigning(tps) = &self.state {
-                        let job = Job::Starts(tps.clone());
-                        self.again.push((Instant::now() + ASK_AGAIN, job));
+                Answer::Start(tp, start) => {
+                    if let Some(seek) = self.unknown.answered(tp, start, Instant::now()) {
+                        self.discard_errors(&seek.tp);
+                        self.link.ask(Job::Seek(seek));
                     }
                 }
-                Answer::Sought(tp, offset, ok) => {
-                    self.seeking.remove(&tp);
-                    let Some(queue) = self.queue_of(&tp) else {
-                        continue;
-                    };
-                    if ok {
-                        warn!(
-                            topic = &*tp.topic,
-                            partition = tp.partition,
-                            offset,
-                            "a new epoch begins"
-                        );
-                        self.open(&tp, queue, Start::Unknown);
-                    } else {
-                        let job = Job::Seek(tp, offset);
-                        self.again.push((Instant::now() + ASK_AGAIN, job));
-                    }
-                }
+                Answer::Sought(seek, ok) => self.sought(seek, ok),
             }
         }
     }
 
-    /// The queue of a partition that is ours to stay.
-    fn queue_of(&self, tp: &TopicPartition) -> Option<Arc<Queue>> {
-        match &self.state {
-            State::Revoking(tps) if tps.contains(tp) => None,
-            _ => self.queues.get(tp).cloned(),
+    /// A partition that was gone has said so again and again; a seek leaves that in its queue. A message that stands
+    /// behind it comes again after the seek.
+    fn discard_errors(&self, tp: &TopicPartition) {
+        let Some(queue) = self.queues.get(tp) else {
+            return;
+        };
+        let next = || {
+            let queue = queue.queue.lock();
+            queue.as_ref()?.poll(Duration::ZERO)?.err()
+        };
+        while let Some(error) = next() {
+            if classify::consume(&error) != Meaning::Gone {
+                self.failed(&error);
+            }
         }
     }
 
-    /// Partitions whose offsets fell. Their epoch is over; the client is sent to where the new numbering begins, and
-    /// only then another epoch is opened.
+    fn sought(&mut self, seek: Seek, ok: bool) {
+        // it may have been given up meanwhile
+        let Some(queue) = self.queues.get(&seek.tp).cloned() else {
+            return;
+        };
+        if !ok {
+            self.seeks.push((Instant::now() + SEEK_AGAIN, seek));
+            return;
+        }
+        let Seek { tp, offset, start } = seek;
+        let (topic, partition) = (&*tp.topic, tp.partition);
+        match start {
+            Start::Unknown => warn!(topic, partition, offset, "a new epoch begins"),
+            _ => info!(topic, partition, offset, "its start is known now"),
+        }
+        self.open(&tp, queue, start);
+    }
+
+    /// Partitions whose epoch the driver has ended, because their offsets fell or they are gone. The client is sent to
+    /// where the new numbering begins, and only then another epoch is opened.
     fn restarts(&mut self) {
-        let now = Instant::now();
-        let fell = self.link.take_restarts();
-        let fell = fell.into_iter().map(|(tp, offset)| Job::Seek(tp, offset));
-        let due = self.again.extract_if(.., |(at, _)| *at <= now);
-        let jobs: Vec<_> = due.map(|(_, job)| job).chain(fell).collect();
-        for job in jobs {
-            match &job {
-                Job::Seek(tp, _) if self.queue_of(tp).is_none() => continue,
-                Job::Seek(tp, _) => {
-                    self.seeking.insert(tp.clone());
-                }
-                Job::Starts(_) if !matches!(self.state, State::Assigning(_)) => continue,
-                Job::Starts(_) | Job::Exit => {}
+        for (tp, offset) in self.link.take_restarts() {
+            // given up, or even assigned anew, meanwhile
+            let is_over = self.link.books.assigned().contains(&tp);
+            if is_over || !self.queues.contains_key(&tp) {
+                continue;
             }
-            self.link.ask(job);
+            let start = Start::Unknown;
+            match offset {
+                Some(_) => self.link.ask(Job::Seek(Seek { tp, offset, start })),
+                None => self.unknown.insert(tp),
+            }
+        }
+        let now = Instant::now();
+        for (_, seek) in self.seeks.extract_if(.., |(at, _)| *at <= now) {
+            self.link.ask(Job::Seek(seek));
+        }
+        if let Some(question) = self.unknown.next(now) {
+            self.link.ask(question);
         }
     }
 
@@ -238,9 +252,13 @@ impl Group {
     fn assign(&mut self, tps: &[TopicPartition], starts: &HashMap<TopicPartition, Start>) {
         let mut list = TopicPartitionList::with_capacity(tps.len());
         for tp in tps {
-            let start = starts.get(tp).copied().unwrap_or(Start::Unknown);
+            let start = match starts.get(tp) {
+                Some(start) => Some(*start),
+                None if self.settings.start == StartPolicy::PinLatest => None,
+                None => Some(Start::Unknown),
+            };
             match start {
-                Start::Pin(offset) => {
+                Some(Start::Pin(offset)) => {
                     let _ =
                         list.add_partition_offset(&tp.topic, tp.partition, Offset::Offset(offset));
                 }
@@ -252,9 +270,10 @@ impl Group {
             if self.is_leaving() {
                 continue;
             }
-            match self.split(tp) {
-                Some(queue) => self.open(tp, queue, start),
-                None => self.link.tell(|inbox| {
+            match (self.split(tp), start) {
+                (Some(queue), Some(start)) => self.open(tp, queue, start),
+                (Some(_), None) => self.unknown.insert(tp.clone()),
+                (None, _) => self.link.tell(|inbox| {
                     inbox.errors.push(SourceError::Partition {
                         tp: tp.clone(),
                         error: "the client has no queue for it".to_owned(),
@@ -317,6 +336,8 @@ impl Group {
 
     fn forget(&mut self, tps: &[TopicPartition]) {
         for tp in tps {
+            self.seeks.retain(|(_, seek)| seek.tp != *tp);
+            self.unknown.remove(tp);
             if let Some(queue) = self.queues.remove(tp) {
                 let old = queue.queue.lock().take();
                 drop(old);
@@ -334,9 +355,6 @@ impl Group {
         } else if self.link.books.draining() {
             // the last commit may have become possible just now
             self.link.bell.ring();
-        }
-        if tps.iter().any(|tp| self.seeking.contains(tp)) {
-            return;
         }
         let assigned = self.link.books.assigned();
         if tps.iter().any(|tp| assigned.binary_search(tp).is_ok()) {

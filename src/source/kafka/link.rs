@@ -59,24 +59,39 @@ pub(super) struct Orders {
     pub(super) close: Option<Instant>,
     /// The driver is gone: commit nothing more, leave.
     pub(super) abandoned: bool,
-    /// Partitions whose offsets fell: read again from there, in a new epoch.
-    pub(super) restart: Vec<(TopicPartition, i64)>,
+    /// Partitions to be read again in a new epoch: from the offset to which they fell, or from where the group says
+    /// once they are there again.
+    pub(super) restart: Vec<(TopicPartition, Option<i64>)>,
 }
 
-/// From the group thread to the commit thread: calls that wait for a broker.
+/// From the group thread to the commit thread: calls that wait for a broker. They are done and answered in this order,
+/// which keeps those of an earlier assignment away from a later one: it begins with [`Job::Starts`].
 #[derive(Debug)]
 pub(super) enum Job {
+    /// Where to start: asked before an assign is answered.
     Starts(Vec<TopicPartition>),
-    Seek(TopicPartition, i64),
+    /// The same for one partition that is assigned already.
+    Start(TopicPartition),
+    Seek(Seek),
     Exit,
+}
+
+/// Sends the client to an offset of an assigned partition; then an epoch begins.
+#[derive(Debug)]
+pub(super) struct Seek {
+    pub(super) tp: TopicPartition,
+    /// `None`: as `auto.offset.reset` says.
+    pub(super) offset: Option<i64>,
+    pub(super) start: Start,
 }
 
 /// And back.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// `None`: no broker answered.
-    Starts(Option<HashMap<TopicPartition, Start>>),
-    Sought(TopicPartition, i64, bool),
+    Starts(HashMap<TopicPartition, Start>),
+    Start(TopicPartition, Option<Start>),
+    /// And whether it worked.
+    Sought(Seek, bool),
 }
 
 /// Wakes the commit thread.
@@ -163,7 +178,7 @@ impl Link {
         self.orders.lock().abandoned
     }
 
-    pub(super) fn take_restarts(&self) -> Vec<(TopicPartition, i64)> {
+    pub(super) fn take_restarts(&self) -> Vec<(TopicPartition, Option<i64>)> {
         std::mem::take(&mut self.orders.lock().restart)
     }
 

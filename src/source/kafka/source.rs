@@ -23,6 +23,8 @@ use crate::source::{Books, Source, SourceError};
 const TURN: u32 = 64;
 /// Every queue is looked into at least this often: wake-ups of the client can be lost.
 const TICK: Duration = Duration::from_millis(100);
+/// Of the budget of a close, kept for the leave and the answer.
+const LEAVE_MARGIN: Duration = Duration::from_millis(100);
 
 /// A member of a Kafka group. See the [module's documentation](super).
 pub struct KafkaSource {
@@ -160,12 +162,9 @@ impl KafkaSource {
                     last,
                     "offsets fell (the topic was made anew or truncated): this epoch ends"
                 );
-                let restart = (tp.clone(), offset);
                 drop(message);
                 drop(slot);
-                self.partitions.swap_remove(index);
-                self.link.books.lose(std::slice::from_ref(&restart.0));
-                self.link.order(|orders| orders.restart.push(restart));
+                self.restart(index, Some(offset));
                 None
             }
             Err(error) => {
@@ -175,6 +174,13 @@ impl KafkaSource {
                 None
             }
         }
+    }
+
+    /// Ends an epoch; the group thread begins the next one.
+    fn restart(&mut self, index: usize, offset: Option<i64>) {
+        let tp = self.partitions.swap_remove(index).tp;
+        self.link.books.lose(std::slice::from_ref(&tp));
+        self.link.order(|orders| orders.restart.push((tp, offset)));
     }
 
     fn partition_failed(&mut self, index: usize, error: &rdkafka::error::KafkaError) {
@@ -189,6 +195,10 @@ impl KafkaSource {
             }
             Meaning::PollExceeded => self.link.books.lose_all(),
             Meaning::Fatal => self.link.die(SourceError::Fatal(error.to_string())),
+            Meaning::Gone => {
+                warn!(topic = &*tp.topic, partition = tp.partition, %error, "the partition is gone: this epoch ends, and another begins when it is there again");
+                self.restart(index, None);
+            }
             Meaning::Partition => {
                 error!(topic = &*tp.topic, partition = tp.partition, %error, "the partition cannot be read");
                 // what was taken goes on, and is committed; nothing more is taken
@@ -262,9 +272,11 @@ impl Source for KafkaSource {
         let deadline = now
             .checked_add(budget)
             .unwrap_or_else(|| now + Duration::from_secs(1 << 30));
+        // the rest is for the leave, and for saying what could not be committed before the budget is over
+        let drain = budget - (budget / 10).min(LEAVE_MARGIN);
         let tps: Vec<TopicPartition> = self.link.books.assigned();
         // stopped here and now, so that nothing starts while the group thread sleeps
-        self.link.books.revoke(&tps, budget, now);
+        self.link.books.revoke(&tps, drain, now);
         self.closing = Some(Closing {
             assigned: tps,
             deadline: Box::pin(sleep(budget)),
@@ -280,13 +292,12 @@ impl Source for KafkaSource {
             return Poll::Ready(Ok(Vec::new()));
         };
         let over = closing.deadline.as_mut().poll(cx).is_ready();
-        if let Some(released) = self.released.take_if(|_| self.closed || over) {
+        if let Some(mut released) = self.released.take_if(|_| self.closed || over) {
             if !self.closed {
                 warn!(
                     "the client has not left the group within the budget; it goes on leaving by itself"
                 );
             }
-            let mut released = released;
             released.retain(|released| closing.assigned.contains(&released.tp));
             released.sort_by(|a, b| a.tp.cmp(&b.tp));
             return Poll::Ready(Ok(released));
