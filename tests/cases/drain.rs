@@ -7,13 +7,14 @@ use tokio::sync::oneshot;
 use tower::ServiceBuilder;
 use tower_consumer::commit::CommitLayer;
 use tower_consumer::handler::handler_fn;
+use tower_consumer::ledger::Reason;
 use tower_consumer::order::OrderLayer;
 use tower_consumer::retry::Backoff;
 use tower_consumer::{Message, serve};
 
 use crate::support::{
     Answer, Failed, Gates, Journal, broker, commits, committed, ms, pass, produce, produce_keys,
-    quiet, run, source, tp, with,
+    quiet, revoke, run, source, tp, with,
 };
 
 /// C36
@@ -320,4 +321,74 @@ async fn a_failure_during_a_drain_is_neither_retried_nor_an_error_of_serve() {
     assert_eq!(journal.starts(0), [0]);
     assert_eq!(committed(&broker, 1), Some(1));
     serving.shutdown().await.unwrap();
+}
+
+/// What a layer outside of `CommitLayer` holds back has not begun, and nobody inside can tell it of the end.
+#[tokio::test(start_paused = true)]
+async fn what_waits_outside_of_the_commit_layer_does_not_delay_the_shutdown() {
+    let broker = broker(1);
+    produce(&broker, 0, 3);
+    let journal = Journal::new();
+    let stack = ServiceBuilder::new()
+        .filter_async(|message: Message| async move {
+            if message.offset() == 1 {
+                std::future::pending::<()>().await;
+            }
+            Ok::<_, Failed>(message)
+        })
+        .layer(CommitLayer::new())
+        .service(handler_fn(with(
+            journal.clone(),
+            |journal, message| async move {
+                journal.begin(&message).done();
+                Answer::Ok(())
+            },
+        )));
+    let serving = run(serve(source(&broker).build().unwrap(), stack));
+    quiet().await;
+    let summary = serving.shutdown().await.unwrap();
+    assert_eq!(journal.millis(), 1);
+    assert_eq!(journal.done(0), [0, 2]);
+    assert_eq!(summary.committed("orders", 0), Some(1));
+    assert_eq!(committed(&broker, 0), Some(1));
+}
+
+/// It is cut when its own work is over, not when the partition's is: what it holds is given back.
+#[tokio::test(start_paused = true)]
+async fn a_message_whose_background_work_ends_during_a_drain_does_not_wait_for_the_others() {
+    let broker = broker(1);
+    produce(&broker, 0, 2);
+    let journal = Journal::new();
+    let stack = ServiceBuilder::new()
+        .layer(CommitLayer::new())
+        .retry(Backoff::fixed(ms(60_000)))
+        .service(handler_fn(with(
+            journal.clone(),
+            |journal, message| async move {
+                let work = journal.begin(&message);
+                if message.offset() == 0 {
+                    let guard = message.guard();
+                    tokio::spawn(async move {
+                        pass(300).await;
+                        drop(guard);
+                    });
+                    return Err(Failed("goes on in the background"));
+                }
+                pass(600).await;
+                work.done();
+                Answer::Ok(())
+            },
+        )));
+    let source = source(&broker).build().unwrap();
+    let member = source.member();
+    let serving = run(serve(source, stack));
+    quiet().await;
+    let revoked = revoke(&member, [0], 10_000);
+    pass(200).await;
+    assert_eq!(member.books().counts().not_finished(Reason::Cut), 0);
+    pass(200).await;
+    assert_eq!(member.books().counts().not_finished(Reason::Cut), 1);
+    assert_eq!(revoked.await.unwrap().0, 599);
+    assert_eq!(journal.starts(0), [0, 1]);
+    serving.kill().await;
 }
