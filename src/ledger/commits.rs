@@ -194,7 +194,7 @@ impl Ledger {
         self.held_until = None;
     }
 
-    fn held(&self, now: Instant) -> bool {
+    pub(super) fn held(&self, now: Instant) -> bool {
         self.held_until.is_some_and(|until| now < until)
     }
 

@@ -7,7 +7,7 @@ use super::commits::backoff;
 use super::window::Mark;
 use super::{Commit, CommitFailure, Epoch, Ledger, TopicPartition};
 
-/// How long commits of other partitions wait for the end of a rebalance.
+/// How long commits of other partitions wait for the end of a rebalance, from its revoke on.
 const HOLD: Duration = Duration::from_secs(5);
 
 /// One partition that is being given up.
@@ -95,14 +95,14 @@ pub struct Released {
 pub struct Drained {
     /// Epochs that were fenced, to be woken.
     pub fenced: Vec<Arc<Epoch>>,
-    /// Drains that are over: every partition of one call to [`Ledger::revoke`] together.
+    /// Drains that are over: the partitions that one call to [`Ledger::revoke`] began to drain, together.
     pub released: Vec<Vec<Released>>,
 }
 
 impl Ledger {
     /// Begins to give partitions up: from now on nothing of them starts. Answers the epochs that were stopped, to be
-    /// woken. What is not assigned is passed over, and what is being drained already keeps its own budget unless the
-    /// new one is shorter.
+    /// woken. What is not assigned is passed over. What is being drained already is released with the partitions it was
+    /// revoked with, within its own budget or the new one, whichever ends first.
     ///
     /// Then call [`drain_step`](Ledger::drain_step) and [`take_commits`](Ledger::take_commits) when an epoch is idle,
     /// when a commit ended, and at [`next_timeout`](Ledger::next_timeout), until the drain is released. Four fifths of
@@ -128,7 +128,6 @@ impl Ledger {
             if let Some(drain) = &mut partition.drain {
                 drain.deadline = drain.deadline.min(deadline);
                 drain.wait_until = drain.wait_until.min(wait_until);
-                drain.group = group;
                 continue;
             }
             epoch.stop();
@@ -140,10 +139,9 @@ impl Ledger {
             });
             stopped.push(epoch.clone());
         }
-        if !stopped.is_empty() {
-            // a short budget never shortens the wait for a drain that is under way already
-            let until = deadline + HOLD;
-            self.hold_commits(self.held_until.map_or(until, |at| at.max(until)));
+        // one revoke after the other does not keep others waiting for longer
+        if !stopped.is_empty() && !self.held(now) {
+            self.hold_commits(now + HOLD);
         }
         stopped
     }
@@ -169,9 +167,6 @@ impl Ledger {
         }
         for group in self.groups_over(now) {
             drained.released.push(self.release(group));
-        }
-        if !drained.released.is_empty() && !self.draining() {
-            self.hold_commits(now + HOLD);
         }
         drained
     }

@@ -88,7 +88,8 @@ fn a_drain_that_ends_by_loss_lets_the_commits_of_others_go() {
 }
 
 #[test]
-fn a_second_revoke_with_a_short_budget_does_not_let_the_commits_of_others_go() {
+fn the_commits_of_others_are_at_most_5_s_late_however_many_revokes_there_are_and_however_long_they_take()
+ {
     let (mut ledger, now) = ledger();
     let [p0, p1, p2] = [0, 1, 2].map(partition);
     let [slow, _, kept] = [&p0, &p1, &p2].map(|tp| ledger.assign(tp, Start::Unknown, now));
@@ -96,9 +97,29 @@ fn a_second_revoke_with_a_short_budget_does_not_let_the_commits_of_others_go() {
     handle(&kept, ticket);
     running(&slow, 0, now);
     ledger.revoke([&p0], secs(30), now);
-    ledger.revoke([&p1], Duration::ZERO, now);
-    assert_eq!(ledger.drain_step(now).released.len(), 1);
-    assert_eq!(ledger.take_commits(now + secs(6)), []);
+    ledger.revoke([&p1], Duration::ZERO, now + secs(3));
+    assert_eq!(ledger.drain_step(now + secs(3)).released.len(), 1);
+    assert_eq!(ledger.take_commits(now + ms(4_999)), []);
+    assert_eq!(ledger.next_timeout(now + ms(4_999)), Some(now + secs(5)));
+    assert_eq!(commit(&mut ledger, now + secs(5)), [1]);
+}
+
+/// It was answered with the later one, past its own budget.
+#[test]
+fn a_later_revoke_does_not_take_a_partition_along_that_is_being_drained_already() {
+    let (mut ledger, now) = ledger();
+    let [p0, p1] = [0, 1].map(partition);
+    let [first, second] = [&p0, &p1].map(|tp| ledger.assign(tp, Start::Unknown, now));
+    running(&first, 0, now);
+    running(&second, 0, now);
+    ledger.revoke([&p0], secs(5), now);
+    ledger.revoke([&p0, &p1], secs(30), now + secs(1));
+    let at = now + secs(5);
+    ledger.drain_step(now + secs(4));
+    let released = ledger.drain_step(at).released;
+    assert_eq!(released.len(), 1);
+    assert_eq!(released[0].len(), 1);
+    assert_eq!(released[0][0].tp, p0);
 }
 
 #[test]

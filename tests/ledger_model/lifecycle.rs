@@ -103,7 +103,6 @@ impl World {
             if let Some(drain) = &mut book.drain {
                 drain.deadline = drain.deadline.min(deadline);
                 drain.wait_until = drain.wait_until.min(wait_until);
-                drain.group = group;
                 self.happened(p, Event::RevokeAgain, &|| format!("{budget:?}"));
                 continue;
             }
@@ -115,7 +114,9 @@ impl World {
                 fenced: None,
             });
             expected.push(book.epochs[e].handle.id());
-            self.held_until = self.held_until.max(Some(deadline + HOLD));
+            if self.held_until.is_none_or(|until| until <= now) {
+                self.held_until = Some(now + HOLD);
+            }
             self.happened(p, Event::Revoke, &|| format!("{budget:?}"));
         }
         let stopped: Vec<_> = stopped.iter().map(|epoch| epoch.id()).collect();
@@ -203,9 +204,6 @@ impl World {
         let mut groups = Vec::new();
         while let Some(group) = self.group_that_is_over() {
             groups.push(self.release(group));
-        }
-        if !groups.is_empty() && !self.is_draining() {
-            self.held_until = Some(now + HOLD);
         }
         let mut released = drained.released;
         released.sort_by(|a, b| a[0].tp.cmp(&b[0].tp));
