@@ -28,7 +28,8 @@
 //!
 //! # When what is called
 //! The stack is asked for readiness only with a message in hand, one at most; a reservation that is left over is kept
-//! for the next message of any partition. `call` is made in delivery order, on the task that awaits `serve`. The
+//! for the next message of any partition (so two `serve`s should not share one limit that is asked before `call`: under
+//! [`OrderLayer`](crate::order::OrderLayer) it is not). `call` is made in delivery order, on the task that awaits `serve`. The
 //! future is polled once in place and spawned on the runtime if it is pending; while first polls take long (CPU-bound
 //! handlers) futures are spawned unpolled, so that the work spreads over the runtime.
 //!

@@ -39,6 +39,9 @@ pub struct Stall {
     pub reason: Option<Reason>,
 }
 
+/// Failures kept for `serve`.
+const MOST_FAILURES: usize = 1_024;
+
 type Hook = Box<dyn Fn(Effects) + Send + Sync>;
 
 struct Shared {
@@ -77,7 +80,12 @@ impl Signal for Shared {
     }
 
     fn failure(&self, failure: Failure) {
-        self.failures.lock().push_back(failure);
+        let mut failures = self.failures.lock();
+        // in a loop of the user's own nobody takes them; whoever does has taken them long before
+        if failures.len() < MOST_FAILURES {
+            failures.push_back(failure);
+        }
+        drop(failures);
         self.wake();
     }
 }

@@ -35,6 +35,7 @@
 //! more: a crash in small.
 
 mod books;
+mod bounds;
 mod error;
 #[cfg(feature = "kafka")]
 pub mod kafka;

@@ -5,7 +5,8 @@ use rdkafka::ClientConfig;
 use rdkafka::error::KafkaError;
 
 use super::KafkaSource;
-use super::client::{self, Settings, StartPolicy};
+use super::client;
+use super::settings::{Settings, StartPolicy};
 use crate::ledger::{Config, ConfigError};
 
 /// Half of the group's poll interval is the most, 5 s the default.
@@ -139,8 +140,8 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Subscribes to all topics whose whole name matches this regular expression of librdkafka (POSIX extended; a
-    /// leading `^` is added if it is missing). Topics made later are found when the client refreshes its metadata
+    /// Subscribes to all topics whose name matches this regular expression of librdkafka (POSIX extended) from its
+    /// beginning on: a leading `^` is added if it is missing; end with `$` to match the whole name. Topics made later are found when the client refreshes its metadata
     /// (`topic.metadata.refresh.interval.ms`).
     pub fn pattern(mut self, pattern: impl Into<String>) -> Self {
         let pattern = pattern.into();
@@ -157,38 +158,7 @@ impl KafkaSourceBuilder {
         self
     }
 
-    /// Most messages of a partition that are delivered and not covered by an acknowledged commit; 8,192 by default. To
-    /// keep a partition busy it must exceed the messages in flight + rate × commit round trip. After a crash at most
-    /// this many messages of a partition are delivered again.
-    pub fn window(mut self, messages: usize) -> Self {
-        self.config.window_messages = messages;
-        self
-    }
-
-    /// Most key and payload bytes of a partition without a verdict; one message may overshoot; 64 MiB by default.
-    pub fn window_bytes(mut self, bytes: u64) -> Self {
-        self.config.window_bytes = bytes;
-        self
-    }
-
-    /// Most messages without a verdict over all partitions, each of which has a share of at least one; 10,000 by
-    /// default. Set it a little above the concurrency limit of the stack.
-    pub fn in_flight(mut self, messages: usize) -> Self {
-        self.config.in_flight_messages = messages;
-        self
-    }
-
-    /// Most key and payload bytes without a verdict over all partitions; 256 MiB by default.
-    pub fn in_flight_bytes(mut self, bytes: u64) -> Self {
-        self.config.in_flight_bytes = bytes;
-        self
-    }
-
-    /// Longest time between a moved watermark and its commit; 1 s by default.
-    pub fn commit_interval(mut self, interval: Duration) -> Self {
-        self.config.commit_interval = interval;
-        self
-    }
+    crate::source::bounds::setters!();
 
     /// The most that giving up partitions in a rebalance may take: the wait for what runs and the last commit. By
     /// default 5 s, or half of `max.poll.interval.ms` if that is shorter; more than that half is refused.

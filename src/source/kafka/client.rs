@@ -1,7 +1,6 @@
 //! Makes the client and starts the threads.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use rdkafka::ClientConfig;
 use rdkafka::consumer::Consumer as _;
@@ -10,24 +9,9 @@ use rdkafka::error::KafkaError;
 use super::KafkaSource;
 use super::context::{Consumer, Recorder};
 use super::link::Link;
+use super::settings::Settings;
 use super::{commits, group};
 use crate::ledger::Config;
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Settings {
-    pub(super) revoke_budget: Duration,
-    pub(super) start: StartPolicy,
-}
-
-/// Where to start in a partition without a committed offset.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StartPolicy {
-    /// As `auto.offset.reset` says.
-    Client,
-    /// At the end, and that position is committed before anything is taken: without it a restart would choose another
-    /// end, and what was produced in between would be skipped.
-    PinLatest,
-}
 
 pub(super) fn start(
     client: &ClientConfig,

@@ -10,9 +10,9 @@ use rdkafka::{Offset, TopicPartitionList};
 use tracing::{debug, error, warn};
 
 use super::classify::{self, CommitMeaning};
-use super::client::StartPolicy;
 use super::context::{Consumer, list_of};
 use super::link::{Alive, Answer, Job, Link, Seek};
+use super::settings::StartPolicy;
 use crate::ledger::{Commit, CommitFailure, Start, TopicPartition};
 use crate::source::SourceError;
 

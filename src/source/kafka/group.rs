@@ -13,9 +13,9 @@ use rdkafka::{Offset, TopicPartitionList};
 use tracing::{debug, error, info, warn};
 
 use super::classify::{self, Meaning};
-use super::client::{Settings, StartPolicy};
 use super::context::{Consumer, Rebalance, assign, list_of, unassign};
 use super::link::{Alive, Answer, Job, Link, Opened, Queue, Seek};
+use super::settings::{Settings, StartPolicy};
 use super::unknown::Unknown;
 use crate::ledger::{Released, Start, TopicPartition};
 use crate::source::SourceError;

@@ -54,6 +54,7 @@ mod context;
 mod group;
 mod link;
 mod message;
+mod settings;
 mod source;
 mod unknown;
 

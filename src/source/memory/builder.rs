@@ -26,35 +26,7 @@ impl MemorySourceBuilder {
         }
     }
 
-    /// Most messages of a partition that are delivered and not covered by an acknowledged commit; 8,192 by default.
-    pub fn window(mut self, messages: usize) -> Self {
-        self.config.window_messages = messages;
-        self
-    }
-
-    /// Most key and payload bytes of a partition without a verdict; 64 MiB by default.
-    pub fn window_bytes(mut self, bytes: u64) -> Self {
-        self.config.window_bytes = bytes;
-        self
-    }
-
-    /// Most messages without a verdict over all partitions; 10,000 by default.
-    pub fn in_flight(mut self, messages: usize) -> Self {
-        self.config.in_flight_messages = messages;
-        self
-    }
-
-    /// Most key and payload bytes without a verdict over all partitions; 256 MiB by default.
-    pub fn in_flight_bytes(mut self, bytes: u64) -> Self {
-        self.config.in_flight_bytes = bytes;
-        self
-    }
-
-    /// Longest time between a moved watermark and its commit; 1 s by default.
-    pub fn commit_interval(mut self, interval: Duration) -> Self {
-        self.config.commit_interval = interval;
-        self
-    }
+    crate::source::bounds::setters!();
 
     /// The source ends when everything that was produced so far is handed out and has its verdict. Without this it
     /// waits for more.
