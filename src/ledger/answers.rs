@@ -47,11 +47,11 @@ pub struct Effects {
     pub room: bool,
 }
 
-/// Answer to [`Epoch::settle`].
+/// Answer to [`Epoch::settle`](super::Epoch::settle).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Judgement {
     /// The verdict as it was written, which may differ from the one that was asked for
-    /// ([`Reason::OkWithoutAttempt`]); `None` if it changed nothing, because the epoch was fenced or the message had
+    /// ([`Reason::OkWithoutAttempt`](super::Reason::OkWithoutAttempt)); `None` if it changed nothing, because the epoch was fenced or the message had
     /// its verdict.
     pub verdict: Option<Verdict>,
     /// Whether the epoch was live, neither stopping nor fenced: only then is "not finished" a failure.
@@ -62,7 +62,7 @@ pub struct Judgement {
     pub effects: Effects,
 }
 
-/// Answer to [`Epoch::begin`].
+/// Answer to [`Epoch::begin`](super::Epoch::begin).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begin {
     /// The attempt has begun, and is the n-th of this delivery (from 1).
@@ -87,11 +87,11 @@ pub enum Room {
     Closed,
 }
 
-/// Why [`Epoch::deliver`] took nothing.
+/// Why [`Epoch::deliver`](super::Epoch::deliver) took nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeliverError {
-    /// There was no room; ask [`Epoch::room`] before taking a message from the client.
+    /// There was no room; ask [`Epoch::room`](super::Epoch::room) before taking a message from the client.
     #[error("no room: {0:?}")]
     NoRoom(Room),
     /// The offset is not above the last delivered one (a topic made anew, a truncation, reordering): this epoch must
