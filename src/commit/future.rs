@@ -1,4 +1,3 @@
-use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -58,7 +57,8 @@ where
         let Some(inner) = this.inner.as_mut().as_pin_mut() else {
             panic!("ResponseFuture polled after it was ready");
         };
-        let Some(right) = this.right.as_mut() else {
+        // out of its place for as long as nobody knows how the poll ends: whatever unwinds drops it, and so settles
+        let Some(mut right) = this.right.take() else {
             let answer = ready!(inner.poll(cx));
             this.inner.set(None);
             return Poll::Ready(
@@ -78,40 +78,39 @@ where
             match catch_unwind(AssertUnwindSafe(|| inner.poll(cx))) {
                 Ok(Poll::Ready(answer)) => {
                     this.inner.set(None);
-                    let right = this.right.take().expect("checked above");
                     return Poll::Ready(settle(right, answer));
                 }
                 Ok(Poll::Pending) => {}
                 Err(panic) => {
-                    if let Some(right) = this.right.take() {
-                        let text = panic_text(&*panic);
-                        right.settle(Verdict::NotFinished(Reason::Panicked), Some(&text));
-                    }
+                    let text = crate::panic::text(&*panic);
+                    right.settle(Verdict::NotFinished(Reason::Panicked), Some(&text));
                     resume_unwind(panic);
                 }
             }
             // registered first, then the stage is read again: a stop in between cannot be missed
             right.watch(cx.waker());
         }
-        match right.stage() {
-            Stage::Live => return Poll::Pending,
+        let may_go_on = match right.stage() {
+            Stage::Live => true,
             // what runs may end
-            Stage::Stopped if right.is_busy() => return Poll::Pending,
-            Stage::Stopped | Stage::Fenced => {}
+            Stage::Stopped => right.is_busy(),
+            Stage::Fenced => false,
+        };
+        if may_go_on {
+            *this.right = Some(right);
+            return Poll::Pending;
         }
         let phase = right.phase();
         this.inner.set(None);
-        let right = this.right.take().expect("checked above");
         Poll::Ready(Err(cut(right, phase)))
     }
 }
 
-fn settle<T, E>(right: Right, answer: Result<T, E>) -> Result<Settled, BoxError>
+fn settle<T, E>(mut right: Right, answer: Result<T, E>) -> Result<Settled, BoxError>
 where
     T: IntoOutcome,
     E: Into<BoxError>,
 {
-    let message = right.message().clone();
     match answer {
         Ok(answer) => {
             let kind = answer.kind();
@@ -119,7 +118,7 @@ where
             match verdict.and_then(|judgement| judgement.verdict) {
                 Some(Verdict::Finished(_)) => Ok(Settled::new(answer.into_outcome())),
                 Some(Verdict::NotFinished(_)) => {
-                    Err(named(&message, |topic, partition, offset| {
+                    Err(named(right.message(), |topic, partition, offset| {
                         CommitError::OkWithoutAttempt {
                             topic,
                             partition,
@@ -127,7 +126,7 @@ where
                         }
                     }))
                 }
-                None => Err(named(&message, |topic, partition, offset| {
+                None => Err(named(right.message(), |topic, partition, offset| {
                     CommitError::Late {
                         topic,
                         partition,
@@ -175,16 +174,17 @@ fn is_deadline_or_shed(error: &BoxError) -> bool {
     false
 }
 
-fn cut(right: Right, phase: Phase) -> BoxError {
-    let message = right.message().clone();
-    let error = CommitError::Cut {
-        topic: message.topic().to_string(),
-        partition: message.partition(),
-        offset: message.offset(),
-        phase,
-    };
+fn cut(mut right: Right, phase: Phase) -> BoxError {
+    let error = named(right.message(), |topic, partition, offset| {
+        CommitError::Cut {
+            topic,
+            partition,
+            offset,
+            phase,
+        }
+    });
     right.settle(Verdict::NotFinished(Reason::Cut), Some(&error));
-    error.into()
+    error
 }
 
 fn named(message: &Handle, error: impl FnOnce(String, i32, i64) -> CommitError) -> BoxError {
@@ -194,10 +194,6 @@ fn named(message: &Handle, error: impl FnOnce(String, i32, i64) -> CommitError) 
         message.offset(),
     )
     .into()
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> String {
-    crate::panic::text(panic).to_owned()
 }
 
 impl<F> fmt::Debug for ResponseFuture<F> {

@@ -318,12 +318,15 @@ impl Right {
         &self.message
     }
 
+    /// Gives the verdict. Only the first one counts.
     pub(crate) fn settle(
-        mut self,
+        &mut self,
         verdict: Verdict,
         error: Option<&dyn fmt::Display>,
     ) -> Option<Judgement> {
-        self.used = true;
+        if std::mem::replace(&mut self.used, true) {
+            return None;
+        }
         let state = self.state()?;
         Some(state.settle(&self.message.0.record, verdict, error))
     }

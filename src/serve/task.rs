@@ -72,7 +72,7 @@ where
 
 /// What `CommitLayer` never saw (a filter, a load shed outside of it) is settled here.
 pub(super) fn settle_untaken(message: &Handle, reason: Reason, error: Option<&BoxError>) {
-    if let TakeRight::Taken(right) = message.take_right() {
+    if let TakeRight::Taken(mut right) = message.take_right() {
         right.settle(
             Verdict::NotFinished(reason),
             error.map(|error| error as &dyn std::fmt::Display),
