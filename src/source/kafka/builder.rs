@@ -249,8 +249,10 @@ impl KafkaSourceBuilder {
                 most,
             });
         }
-        let start = match self.client.get("auto.offset.reset") {
-            Some("latest" | "largest" | "end") => StartPolicy::PinLatest,
+        // the client reads values in upper and lower case
+        let reset = self.client.get("auto.offset.reset").unwrap_or_default();
+        let start = match &*reset.to_ascii_lowercase() {
+            "latest" | "largest" | "end" => StartPolicy::PinLatest,
             _ => StartPolicy::Client,
         };
         let settings = Settings {

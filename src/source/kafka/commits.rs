@@ -128,48 +128,76 @@ impl Commits {
         }
     }
 
-    /// What is committed for partitions that are being assigned, and whether it counts.
+    /// What is committed for partitions that are being assigned, and whether it counts. A partition that is not in
+    /// the answer is left to the client.
     fn starts(&self, tps: &[TopicPartition]) -> HashMap<TopicPartition, Start> {
         let mut starts = HashMap::new();
         let committed = match self.consumer.committed_offsets(list_of(tps), ASK) {
-            Ok(committed) => committed,
+            Ok(committed) => offsets(&committed),
             Err(error) => {
                 warn!(%error, "committed offsets could not be read at assign; the client starts by itself");
                 return starts;
             }
         };
-        let mut ends = TopicPartitionList::with_capacity(tps.len());
-        for tp in tps {
-            // a question for the offset of the time "end" (ListOffsets, timestamp -1)
-            let _ = ends.add_partition_offset(&tp.topic, tp.partition, Offset::End);
-        }
-        let ends = match self.consumer.offsets_for_times(ends, ASK) {
-            Ok(ends) => offsets(&ends),
-            Err(error) => {
-                warn!(%error, "log ends could not be read at assign");
-                HashMap::new()
-            }
+        let ends = self.log_offsets(tps, Offset::End);
+        let pins = self.policy == StartPolicy::PinLatest;
+        // only where a reset would go to the end it matters that retention has passed the committed offset
+        let begins = match pins {
+            true => self.log_offsets(tps, Offset::Beginning),
+            false => HashMap::new(),
         };
-        let committed = offsets(&committed);
+        let of = |offsets: &HashMap<_, _>, tp| offsets.get(tp).copied().flatten();
         for tp in tps {
-            let start = match (committed.get(tp), ends.get(tp)) {
-                (Some(committed), Some(end)) if committed > end => {
-                    warn!(
-                        topic = &*tp.topic,
-                        partition = tp.partition,
-                        committed,
-                        end,
-                        "the committed offset lies beyond the log: the client resets"
-                    );
-                    Start::Unknown
+            // neither an offset nor "none": it could not be read, which is not the same as none
+            let Some(committed) = committed.get(tp) else {
+                continue;
+            };
+            let end = of(&ends, tp);
+            let is_kept = |committed: &i64| {
+                end.is_none_or(|end| *committed <= end)
+                    && of(&begins, tp).is_none_or(|begin| begin <= *committed)
+            };
+            let start = match (committed, end) {
+                (Some(committed), _) if is_kept(committed) => Start::Committed(*committed),
+                (committed, Some(end)) => {
+                    if let Some(committed) = committed {
+                        warn!(
+                            topic = &*tp.topic,
+                            partition = tp.partition,
+                            committed,
+                            end,
+                            "the committed offset lies outside of the log: the client resets"
+                        );
+                    }
+                    match pins {
+                        true => Start::Pin(end),
+                        false => Start::Unknown,
+                    }
                 }
-                (Some(committed), _) => Start::Committed(*committed),
-                (None, Some(end)) if self.policy == StartPolicy::PinLatest => Start::Pin(*end),
-                (None, _) => Start::Unknown,
+                (_, None) => Start::Unknown,
             };
             starts.insert(tp.clone(), start);
         }
         starts
+    }
+
+    /// Where the logs begin or end (ListOffsets with timestamp -2 or -1).
+    fn log_offsets(
+        &self,
+        tps: &[TopicPartition],
+        which: Offset,
+    ) -> HashMap<TopicPartition, Option<i64>> {
+        let mut list = TopicPartitionList::with_capacity(tps.len());
+        for tp in tps {
+            let _ = list.add_partition_offset(&tp.topic, tp.partition, which);
+        }
+        match self.consumer.offsets_for_times(list, ASK) {
+            Ok(list) => offsets(&list),
+            Err(error) => {
+                warn!(%error, ?which, "the logs' offsets could not be read at assign");
+                HashMap::new()
+            }
+        }
     }
 
     fn seek(&self, tp: &TopicPartition, offset: i64) -> bool {
@@ -189,17 +217,19 @@ impl Commits {
     }
 }
 
-/// The offsets of a list that are numbers. Metadata is not touched: it may be anything.
-fn offsets(list: &TopicPartitionList) -> HashMap<TopicPartition, i64> {
+/// The offsets of a list: those that are numbers, `None` where there is none, nothing where the broker answered an error.
+/// Metadata is not touched: it may be anything.
+fn offsets(list: &TopicPartitionList) -> HashMap<TopicPartition, Option<i64>> {
     list.elements()
         .iter()
         .filter(|element| element.error().is_ok())
-        .filter_map(|element| match element.offset() {
-            Offset::Offset(offset) => Some((
-                TopicPartition::new(element.topic(), element.partition()),
-                offset,
-            )),
-            _ => None,
+        .map(|element| {
+            let offset = match element.offset() {
+                Offset::Offset(offset) => Some(offset),
+                _ => None,
+            };
+            let tp = TopicPartition::new(element.topic(), element.partition());
+            (tp, offset)
         })
         .collect()
 }
