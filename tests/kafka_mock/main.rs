@@ -6,9 +6,11 @@
 //! The cluster waits 3 s before it gives a new group its first assignment, so the tests wait more than they compute:
 //! run them with more threads than cores.
 
+mod bounds;
 mod content;
 mod member;
 mod mock;
+mod plumbing;
 mod refusals;
 mod start;
 

@@ -109,7 +109,12 @@ impl Mock {
                 .map_err(|(error, _)| error)
                 .unwrap();
         }
-        self.producer.flush(REQUEST).unwrap();
+        // `flush` waits in steps of 100 ms
+        let deadline = Instant::now() + REQUEST;
+        while self.producer.in_flight_count() > 0 {
+            assert!(Instant::now() < deadline, "not everything was sent");
+            self.producer.poll(Duration::from_millis(1));
+        }
     }
 
     /// Sends `count` messages to one partition.
