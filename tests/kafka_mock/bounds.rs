@@ -96,7 +96,7 @@ async fn bytes_fill_a_window_too_and_one_message_may_overshoot() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_in_flight_is_bounded_over_all_partitions_and_each_has_a_share_of_one() {
-    let mock = Mock::new(&[("orders", 6), ("marks", 1)]);
+    let mock = Mock::new(&[("orders", 6)]);
     for partition in 0..6 {
         mock.produce("orders", partition, 5);
     }

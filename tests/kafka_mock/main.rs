@@ -7,7 +7,9 @@
 //! run them with more threads than cores.
 
 mod bounds;
+mod commits;
 mod content;
+mod ends;
 mod member;
 mod mock;
 mod plumbing;

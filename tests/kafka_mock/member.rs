@@ -144,7 +144,7 @@ impl Gate {
         self.0.send_replace(Arc::new(open));
     }
 
-    async fn pass(&self, message: &Message) {
+    pub(crate) async fn pass(&self, message: &Message) {
         let mut open = self.0.subscribe();
         let passed = open.wait_for(|open| open(message)).await;
         passed.expect("the gate lives");

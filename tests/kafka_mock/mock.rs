@@ -200,14 +200,37 @@ impl Mock {
         enough: impl Fn(Option<i64>) -> bool,
     ) {
         let observer = self.observer(group);
-        let deadline = Instant::now() + LIMIT;
-        loop {
+        self.wait(|| enough(self.committed_by(&observer, topic, partition)));
+    }
+
+    /// Waits until this offset is committed, and answers every one that was seen until then.
+    #[track_caller]
+    pub(crate) fn watch_committed(
+        &self,
+        group: &str,
+        topic: &str,
+        partition: i32,
+        offset: i64,
+    ) -> Vec<i64> {
+        let observer = self.observer(group);
+        let mut seen = Vec::new();
+        self.wait(|| {
             let committed = self.committed_by(&observer, topic, partition);
-            if enough(committed) {
-                return;
+            if committed != seen.last().copied() {
+                seen.extend(committed);
             }
-            assert!(Instant::now() < deadline, "committed is {committed:?}");
-            std::thread::sleep(Duration::from_millis(10));
+            committed == Some(offset)
+        });
+        seen
+    }
+
+    /// Waits for something that only asking tells.
+    #[track_caller]
+    pub(crate) fn wait(&self, mut enough: impl FnMut() -> bool) {
+        let deadline = Instant::now() + LIMIT;
+        while !enough() {
+            assert!(Instant::now() < deadline, "waited in vain");
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 

@@ -23,6 +23,8 @@ use crate::source::{Books, Source, SourceError};
 const TURN: u32 = 64;
 /// Every queue is looked into at least this often: wake-ups of the client can be lost.
 const TICK: Duration = Duration::from_millis(100);
+/// Of the budget of a close, kept for the leave, and once more for the answer.
+const CLOSE_MARGIN: Duration = Duration::from_millis(100);
 
 /// A member of a Kafka group. See the [module's documentation](super).
 pub struct KafkaSource {
@@ -251,12 +253,18 @@ impl Source for KafkaSource {
             return;
         }
         let now = Instant::now();
+        // the answer, what was not committed included, is to be there when the budget is over: the commits and then
+        // the leave end a little earlier
+        let margin = (budget / 10).min(CLOSE_MARGIN);
+        let leave = budget.saturating_sub(margin);
         let deadline = now
-            .checked_add(budget)
+            .checked_add(leave)
             .unwrap_or_else(|| now + Duration::from_secs(1 << 30));
         let tps: Vec<TopicPartition> = self.link.books.assigned();
         // stopped here and now, so that nothing starts while the group thread sleeps
-        self.link.books.revoke(&tps, budget, now);
+        self.link
+            .books
+            .revoke(&tps, leave.saturating_sub(margin), now);
         self.closing = Some(tps);
         self.link.order(|orders| orders.close = Some(deadline));
         self.link.bell.ring();
