@@ -10,6 +10,7 @@ mod bounds;
 mod commits;
 mod content;
 mod ends;
+mod groups;
 mod member;
 mod mock;
 mod plumbing;

@@ -127,6 +127,16 @@ impl Mock {
         self.produce_all(topic, std::iter::repeat_n(message, count));
     }
 
+    /// Sends one message to each partition.
+    pub(crate) fn produce_each(&self, topic: &str, partitions: i32) {
+        let message = |partition| Produced {
+            partition,
+            payload: Some(b"payload"),
+            ..Produced::default()
+        };
+        self.produce_all(topic, (0..partitions).map(message));
+    }
+
     fn observer(&self, group: &str) -> BaseConsumer {
         ClientConfig::new()
             .set("bootstrap.servers", &self.bootstrap)

@@ -1,0 +1,290 @@
+//! Two members: partitions move, in order and over work that does not end.
+//!
+//! With an eager assignor (range, the client's default) this cluster refuses every commit from the moment on at which
+//! a member joins, so only what was committed before can move without being handled again; a real broker takes them.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use tower_consumer::source::kafka::KafkaSourceBuilder;
+
+use crate::LIMIT;
+use crate::content::once_each;
+use crate::member::{Gate, Log, Member};
+use crate::mock::Mock;
+
+const PARTITIONS: i32 = 6;
+
+fn cooperative(mock: &Mock) -> KafkaSourceBuilder {
+    mock.source("billing")
+        .topics(["orders"])
+        .set("partition.assignment.strategy", "cooperative-sticky")
+}
+
+/// Waits until each member has that many partitions.
+async fn until_shared<const N: usize>(members: [(&Member, usize); N]) {
+    for (member, count) in members {
+        member.until_assigned(count).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cooperative_members_come_and_go_and_every_message_is_handled_once() {
+    let mock = Mock::new(&[("orders", PARTITIONS)]);
+    let log = Log::new();
+    let produced = Produced::default();
+    let first = Member::start(1, cooperative(&mock).build().unwrap(), &log);
+    produced
+        .until(&mock, || first.books.assigned().len() == 6)
+        .await;
+    let second = Member::start(2, cooperative(&mock).build().unwrap(), &log);
+    let shared = || first.books.assigned().len() == 3 && second.books.assigned().len() == 3;
+    produced.until(&mock, shared).await;
+    let two = produced.count();
+    log.until_handled(two).await;
+    let leaving = second.begin_stop();
+    produced
+        .until(&mock, || first.books.assigned().len() == 6)
+        .await;
+    leaving.end().await.unwrap();
+    log.until_handled(produced.count()).await;
+    first.stop().await.unwrap();
+    produced.assert_committed(&mock);
+    assert_eq!(
+        log.handled(),
+        once_each(0..PARTITIONS, 0..produced.rounds())
+    );
+    assert!(log.begun().iter().any(|begun| begun.member == 2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn range_members_come_and_go_and_no_message_is_lost() {
+    let mock = Mock::new(&[("orders", PARTITIONS)]);
+    let source = || {
+        let source = mock.source("billing").topics(["orders"]);
+        source
+            .revoke_budget(Duration::from_secs(1))
+            .build()
+            .unwrap()
+    };
+    let log = Log::new();
+    let produced = Produced::default();
+    let first = Member::start(1, source(), &log);
+    produced
+        .until(&mock, || first.books.assigned().len() == 6)
+        .await;
+    let second = Member::start(2, source(), &log);
+    let shared = || first.books.assigned().len() == 3 && second.books.assigned().len() == 3;
+    produced.until(&mock, shared).await;
+    log.until_handled(produced.count()).await;
+    let leaving = second.begin_stop();
+    produced
+        .until(&mock, || first.books.assigned().len() == 6)
+        .await;
+    leaving.end().await.unwrap();
+    log.until_handled(produced.count()).await;
+    first.stop().await.unwrap();
+    produced.assert_committed(&mock);
+    let handled: BTreeSet<_> = log.handled().into_keys().collect();
+    let expected = once_each(0..PARTITIONS, 0..produced.rounds());
+    assert_eq!(handled, expected.into_keys().collect());
+    assert!(log.begun().iter().any(|begun| begun.member == 2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_range_members_have_committed_moves_without_being_handled_again() {
+    let mock = Mock::new(&[("orders", PARTITIONS)]);
+    let source = || mock.source("billing").topics(["orders"]).build().unwrap();
+    let log = Log::new();
+    let first = Member::start(1, source(), &log);
+    let all = async |rounds: i64| {
+        for partition in 0..PARTITIONS {
+            mock.produce("orders", partition, 20);
+        }
+        log.until_handled(20 * rounds as usize * PARTITIONS as usize)
+            .await;
+        for partition in 0..PARTITIONS {
+            mock.wait_committed("billing", "orders", partition, 20 * rounds);
+        }
+    };
+    all(1).await;
+    let second = Member::start(2, source(), &log);
+    until_shared([(&first, 3), (&second, 3)]).await;
+    all(2).await;
+    second.stop().await.unwrap();
+    until_shared([(&first, 6)]).await;
+    all(3).await;
+    first.stop().await.unwrap();
+    assert_eq!(log.handled(), once_each(0..PARTITIONS, 0..60));
+}
+
+/// Message 7 of every partition runs when the second member joins.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_runs_at_a_revoke_may_end_and_is_committed_before_the_partition_moves() {
+    let mock = Mock::new(&[("orders", PARTITIONS)]);
+    for partition in 0..PARTITIONS {
+        mock.produce("orders", partition, 10);
+    }
+    let log = Log::new();
+    let gate = Gate::new(|message| message.offset() != 7);
+    let first = Member::start_gated(1, cooperative(&mock).build().unwrap(), &log, &gate);
+    log.until_begun(60).await;
+    log.until_handled(54).await;
+    let second = Member::start(2, cooperative(&mock).build().unwrap(), &log);
+    let moving = until_revoked(&log, 3).await;
+    // only those: the others go on
+    gate.open_for(move |message| message.offset() != 7 || moving.contains(&message.partition()));
+    until_shared([(&first, 3), (&second, 3)]).await;
+    assert_eq!(first.books.counts().late, 0);
+    gate.open();
+    log.until_handled(60).await;
+    for partition in 0..PARTITIONS {
+        mock.wait_committed("billing", "orders", partition, 10);
+        mock.produce("orders", partition, 1);
+    }
+    log.until_handled(66).await;
+    second.stop().await.unwrap();
+    first.stop().await.unwrap();
+    assert_eq!(log.handled(), once_each(0..PARTITIONS, 0..11));
+    let by_second = log.begun().into_iter().filter(|begun| begun.member == 2);
+    assert_eq!(
+        by_second
+            .map(|begun| begun.message.offset())
+            .collect::<Vec<_>>(),
+        [10; 3]
+    );
+}
+
+/// Message 7 of every partition does not end before the budget is over, half of max.poll.interval.ms. It ends much
+/// later, when the partition has another owner, that has come further.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_does_not_end_within_the_budget_is_left_to_the_next_owner() {
+    let mock = Mock::new(&[("orders", PARTITIONS)]);
+    for partition in 0..PARTITIONS {
+        mock.produce("orders", partition, 10);
+    }
+    let log = Log::new();
+    let gate = Gate::new(|message| message.offset() != 7);
+    let source = || {
+        let source = cooperative(&mock).set("max.poll.interval.ms", "3500");
+        source.build().unwrap()
+    };
+    let held = gate.clone();
+    // it goes on behind the future that was dropped, as a blocking call would
+    let first = Member::start_with(1, source(), &log, move |message| {
+        let gate = held.clone();
+        async move {
+            let guard = message.guard();
+            let waited = tokio::spawn(async move {
+                gate.pass(&message).await;
+                drop(guard);
+            });
+            Ok(waited.await?)
+        }
+    });
+    log.until_handled(54).await;
+    for partition in 0..PARTITIONS {
+        mock.wait_committed("billing", "orders", partition, 7);
+    }
+    let log_of_second = Log::new();
+    let second = Member::start(2, source(), &log_of_second);
+    let moving = until_revoked(&log, 3).await;
+    let began = Instant::now();
+    first.until_assigned(3).await;
+    let took = began.elapsed();
+    assert!(
+        took > Duration::from_secs(1) && took < Duration::from_millis(3_000),
+        "{took:?}"
+    );
+
+    // the next owner begins with it, and with what was finished behind it
+    second.until_assigned(3).await;
+    log_of_second.until_handled(9).await;
+    for &partition in &moving {
+        let mut begun = log_of_second.begun_of(partition);
+        begun.sort();
+        assert_eq!(begun, [7, 8, 9]);
+        mock.wait_committed("billing", "orders", partition, 10);
+    }
+    // the late ends change nothing for those, and free the others
+    gate.open();
+    for partition in 0..PARTITIONS {
+        mock.wait_committed("billing", "orders", partition, 10);
+    }
+    assert_eq!(first.books.assigned().len(), 3);
+    for &partition in &moving {
+        assert_eq!(first.books.committed("orders", partition), None);
+        mock.produce("orders", partition, 5);
+        mock.wait_committed("billing", "orders", partition, 15);
+    }
+    // and back: the first member begins where the second one left
+    second.stop().await.unwrap();
+    first.until_assigned(6).await;
+    for &partition in &moving {
+        mock.produce("orders", partition, 1);
+        mock.wait_committed("billing", "orders", partition, 16);
+    }
+    first.stop().await.unwrap();
+    for &partition in &moving {
+        let mut begun = log.begun_of(partition);
+        begun.sort();
+        assert_eq!(begun, Vec::from_iter((0..10).chain([15])));
+    }
+}
+
+/// The partitions of messages that may not begin any more, when there are that many.
+async fn until_revoked(log: &Log, count: usize) -> BTreeSet<i32> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let revoked: BTreeSet<i32> = log
+            .begun()
+            .iter()
+            .filter(|begun| begun.message.offset() == 7)
+            .filter(|begun| {
+                !begun
+                    .message
+                    .delivery()
+                    .is_some_and(|delivery| delivery.may_start())
+            })
+            .map(|begun| begun.message.partition())
+            .collect();
+        if revoked.len() == count {
+            return revoked;
+        }
+        assert!(Instant::now() < deadline, "revoked are {revoked:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// One message for every partition, again and again.
+#[derive(Default)]
+struct Produced(std::cell::Cell<i64>);
+
+impl Produced {
+    /// Until this holds.
+    async fn until(&self, mock: &Mock, holds: impl Fn() -> bool) {
+        let deadline = Instant::now() + LIMIT;
+        while !holds() {
+            assert!(Instant::now() < deadline, "waited in vain");
+            mock.produce_each("orders", PARTITIONS);
+            self.0.set(self.0.get() + 1);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    fn rounds(&self) -> i64 {
+        self.0.get()
+    }
+
+    fn count(&self) -> usize {
+        self.rounds() as usize * PARTITIONS as usize
+    }
+
+    #[track_caller]
+    fn assert_committed(&self, mock: &Mock) {
+        for partition in 0..PARTITIONS {
+            let committed = mock.committed("billing", "orders", partition);
+            assert_eq!(committed, Some(self.rounds()));
+        }
+    }
+}
