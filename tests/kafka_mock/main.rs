@@ -2,6 +2,7 @@
 //!
 //! - `mock`: the cluster, what is produced to it, and what is committed in it
 //! - `member`: a member of a group, as an application would run it, and the log of what its handlers did
+//! - `said`: what the library warned of
 //!
 //! The cluster waits 3 s before it gives a new group its first assignment, so the tests wait more than they compute:
 //! run them with more threads than cores.
@@ -15,24 +16,10 @@ mod member;
 mod mock;
 mod plumbing;
 mod refusals;
+mod said;
 mod start;
 
-use std::sync::Once;
 use std::time::Duration;
 
 /// The longest that a test waits for one thing.
 const LIMIT: Duration = Duration::from_secs(30);
-
-/// Shows what the library says, if TRACE is set.
-fn trace() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        if std::env::var_os("TRACE").is_some() {
-            let level = tracing_subscriber::filter::LevelFilter::DEBUG;
-            tracing_subscriber::fmt()
-                .with_max_level(level)
-                .with_test_writer()
-                .init();
-        }
-    });
-}

@@ -12,7 +12,7 @@ use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use tower_consumer::source::kafka::{KafkaSource, KafkaSourceBuilder};
 
-use crate::LIMIT;
+use crate::{LIMIT, said};
 
 /// For one request to the cluster.
 const REQUEST: Duration = Duration::from_secs(10);
@@ -36,7 +36,7 @@ pub(crate) struct Produced<'a> {
 impl Mock {
     /// One broker, and these topics: name and number of partitions.
     pub(crate) fn new(topics: &[(&str, i32)]) -> Self {
-        crate::trace();
+        said::listen();
         let cluster = MockCluster::new(1).unwrap();
         for (topic, partitions) in topics {
             cluster.create_topic(topic, *partitions, 1).unwrap();
@@ -59,7 +59,7 @@ impl Mock {
     pub(crate) fn source(&self, group: &str) -> KafkaSourceBuilder {
         KafkaSource::builder(&self.bootstrap, group)
             .set("session.timeout.ms", "3500")
-            .set("heartbeat.interval.ms", "100")
+            .set("heartbeat.interval.ms", "500")
             .commit_interval(Duration::from_millis(20))
     }
 
@@ -72,10 +72,6 @@ impl Mock {
 
     pub(crate) fn cluster(&self) -> &MockCluster<'static, DefaultProducerContext> {
         &self.cluster
-    }
-
-    pub(crate) fn bootstrap(&self) -> &str {
-        &self.bootstrap
     }
 
     /// The next requests of this kind are answered with these errors.
