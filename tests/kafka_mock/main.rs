@@ -16,6 +16,7 @@ mod member;
 mod mock;
 mod plumbing;
 mod refusals;
+mod resets;
 mod said;
 mod start;
 

@@ -19,6 +19,8 @@ use crate::source::SourceError;
 const TICK: Duration = Duration::from_millis(100);
 /// For one question to a broker.
 const ASK: Duration = Duration::from_secs(5);
+/// And for one that is asked while commits wait.
+const ASK_LATER: Duration = Duration::from_secs(1);
 
 pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, policy: StartPolicy) {
     let _alive = Alive {
@@ -49,12 +51,18 @@ impl Commits {
         for job in self.link.take_jobs() {
             match job {
                 Job::Starts(tps) => {
-                    let starts = self.starts(&tps);
+                    let starts = self.starts(&tps, ASK);
                     self.link.answer(Answer::Starts(starts));
                 }
-                Job::Seek(tp, offset) => {
-                    let ok = self.seek(&tp, offset);
-                    self.link.answer(Answer::Sought(tp, offset, ok));
+                Job::Start(tp) => {
+                    let start = self
+                        .starts(std::slice::from_ref(&tp), ASK_LATER)
+                        .remove(&tp);
+                    self.link.answer(Answer::Start(tp, start));
+                }
+                Job::Seek(seek) => {
+                    let ok = self.seek(&seek.tp, seek.offset);
+                    self.link.answer(Answer::Sought(seek, ok));
                 }
                 Job::Exit => return false,
             }
@@ -128,22 +136,22 @@ impl Commits {
         }
     }
 
-    /// What is committed for partitions that are being assigned, and whether it counts. A partition that is not in
-    /// the answer is left to the client.
-    fn starts(&self, tps: &[TopicPartition]) -> HashMap<TopicPartition, Start> {
+    /// What is committed for partitions that are assigned, and whether it counts. What could not be found out is not
+    /// in the answer.
+    fn starts(&self, tps: &[TopicPartition], limit: Duration) -> HashMap<TopicPartition, Start> {
         let mut starts = HashMap::new();
-        let committed = match self.consumer.committed_offsets(list_of(tps), ASK) {
+        let committed = match self.consumer.committed_offsets(list_of(tps), limit) {
             Ok(committed) => offsets(&committed),
             Err(error) => {
-                warn!(%error, "committed offsets could not be read at assign; the client starts by itself");
+                warn!(%error, "committed offsets could not be read at assign");
                 return starts;
             }
         };
-        let ends = self.log_offsets(tps, Offset::End);
+        let ends = self.log_offsets(tps, Offset::End, limit);
         let pins = self.policy == StartPolicy::PinLatest;
         // only where a reset would go to the end it matters that retention has passed the committed offset
         let begins = match pins {
-            true => self.log_offsets(tps, Offset::Beginning),
+            true => self.log_offsets(tps, Offset::Beginning, limit),
             false => HashMap::new(),
         };
         let of = |offsets: &HashMap<_, _>, tp| offsets.get(tp).copied().flatten();
@@ -174,6 +182,7 @@ impl Commits {
                         false => Start::Unknown,
                     }
                 }
+                (_, None) if pins => continue,
                 (_, None) => Start::Unknown,
             };
             starts.insert(tp.clone(), start);
@@ -186,12 +195,13 @@ impl Commits {
         &self,
         tps: &[TopicPartition],
         which: Offset,
+        limit: Duration,
     ) -> HashMap<TopicPartition, Option<i64>> {
         let mut list = TopicPartitionList::with_capacity(tps.len());
         for tp in tps {
             let _ = list.add_partition_offset(&tp.topic, tp.partition, which);
         }
-        match self.consumer.offsets_for_times(list, ASK) {
+        match self.consumer.offsets_for_times(list, limit) {
             Ok(list) => offsets(&list),
             Err(error) => {
                 warn!(%error, ?which, "the logs' offsets could not be read at assign");

@@ -1,6 +1,6 @@
 //! The thread that keeps the membership: it polls the main queue, answers rebalances, drains, and closes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use rdkafka::{Offset, TopicPartitionList};
 use tracing::{debug, error, info, warn};
 
 use super::classify::{self, Meaning};
-use super::client::Settings;
+use super::client::{Settings, StartPolicy};
 use super::context::{Consumer, Rebalance, list_of};
-use super::link::{Alive, Answer, Job, Link, Opened, Queue};
+use super::link::{Alive, Answer, Job, Link, Opened, Queue, Seek};
 use crate::ledger::{Released, Start, TopicPartition};
 use crate::source::SourceError;
 
@@ -23,7 +23,8 @@ use crate::source::SourceError;
 const POLL: Duration = Duration::from_millis(100);
 /// And this often while an answer is due.
 const POLL_BUSY: Duration = Duration::from_millis(5);
-const SEEK_AGAIN: Duration = Duration::from_secs(1);
+/// A question or a seek that failed is tried again after this.
+const AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, settings: Settings) {
     let _alive = Alive {
@@ -37,6 +38,7 @@ pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, settings: Settings) 
         queues: HashMap::new(),
         state: State::Steady,
         seeks: Vec::new(),
+        unknown: Unknown::default(),
         released: HashMap::new(),
         closing: None,
     };
@@ -60,7 +62,8 @@ struct Group {
     queues: HashMap<TopicPartition, Arc<Queue>>,
     state: State,
     /// Seeks that failed, and when to try again.
-    seeks: Vec<(Instant, TopicPartition, i64)>,
+    seeks: Vec<(Instant, Seek)>,
+    unknown: Unknown,
     /// What was released since it was last assigned.
     released: HashMap<TopicPartition, Released>,
     closing: Option<Closing>,
@@ -71,6 +74,42 @@ enum State {
     Steady,
     Assigning(Vec<TopicPartition>),
     Revoking(Vec<TopicPartition>),
+}
+
+/// Assigned partitions that nobody may read yet: where they start could not be found out, and is to be committed
+/// first. Asked for one at a time, since each question may keep commits waiting.
+#[derive(Default)]
+struct Unknown {
+    tps: VecDeque<TopicPartition>,
+    is_asking: bool,
+    not_before: Option<Instant>,
+}
+
+impl Unknown {
+    fn next(&mut self, now: Instant) -> Option<Job> {
+        if self.is_asking || self.not_before.is_some_and(|at| now < at) {
+            return None;
+        }
+        let tp = self.tps.front()?.clone();
+        self.is_asking = true;
+        Some(Job::Start(tp))
+    }
+
+    fn answered(&mut self, tp: TopicPartition, start: Option<Start>, now: Instant) -> Option<Job> {
+        self.is_asking = false;
+        let at = self.tps.iter().position(|unknown| *unknown == tp)?;
+        self.tps.remove(at);
+        match start {
+            Some(start @ (Start::Committed(offset) | Start::Pin(offset))) => {
+                Some(Job::Seek(Seek { tp, offset, start }))
+            }
+            _ => {
+                self.tps.push_back(tp);
+                self.not_before = Some(now + AGAIN);
+                None
+            }
+        }
+    }
 }
 
 struct Closing {
@@ -169,22 +208,32 @@ impl Group {
                         self.assign(&tps, &starts);
                     }
                 }
-                Answer::Sought(tp, offset, true) => {
-                    if let Some(queue) = self.queues.get(&tp).cloned() {
-                        warn!(
-                            topic = &*tp.topic,
-                            partition = tp.partition,
-                            offset,
-                            "a new epoch begins"
-                        );
-                        self.open(&tp, queue, Start::Unknown);
+                Answer::Start(tp, start) => {
+                    if let Some(seek) = self.unknown.answered(tp, start, Instant::now()) {
+                        self.link.ask(seek);
                     }
                 }
-                Answer::Sought(tp, offset, false) => {
-                    self.seeks.push((Instant::now() + SEEK_AGAIN, tp, offset));
-                }
+                Answer::Sought(seek, ok) => self.sought(seek, ok),
             }
         }
+    }
+
+    fn sought(&mut self, seek: Seek, ok: bool) {
+        // it may have been given up meanwhile
+        let Some(queue) = self.queues.get(&seek.tp).cloned() else {
+            return;
+        };
+        if !ok {
+            self.seeks.push((Instant::now() + AGAIN, seek));
+            return;
+        }
+        let Seek { tp, offset, start } = seek;
+        let (topic, partition) = (&*tp.topic, tp.partition);
+        match start {
+            Start::Unknown => warn!(topic, partition, offset, "a new epoch begins"),
+            _ => info!(topic, partition, offset, "its start is known now"),
+        }
+        self.open(&tp, queue, start);
     }
 
     /// Partitions whose offsets fell. Their epoch ends; the client is sent to where the new numbering begins, and only
@@ -192,13 +241,15 @@ impl Group {
     fn restarts(&mut self) {
         for (tp, offset) in self.link.take_restarts() {
             self.link.books.lose(std::slice::from_ref(&tp));
-            self.link.ask(Job::Seek(tp, offset));
+            let start = Start::Unknown;
+            self.link.ask(Job::Seek(Seek { tp, offset, start }));
         }
         let now = Instant::now();
-        for (_, tp, offset) in self.seeks.extract_if(.., |(at, ..)| *at <= now) {
-            if self.queues.contains_key(&tp) {
-                self.link.ask(Job::Seek(tp, offset));
-            }
+        for (_, seek) in self.seeks.extract_if(.., |(at, _)| *at <= now) {
+            self.link.ask(Job::Seek(seek));
+        }
+        if let Some(question) = self.unknown.next(now) {
+            self.link.ask(question);
         }
     }
 
@@ -207,9 +258,13 @@ impl Group {
     fn assign(&mut self, tps: &[TopicPartition], starts: &HashMap<TopicPartition, Start>) {
         let mut list = TopicPartitionList::with_capacity(tps.len());
         for tp in tps {
-            let start = starts.get(tp).copied().unwrap_or(Start::Unknown);
+            let start = match starts.get(tp) {
+                Some(start) => Some(*start),
+                None if self.settings.start == StartPolicy::PinLatest => None,
+                None => Some(Start::Unknown),
+            };
             match start {
-                Start::Pin(offset) => {
+                Some(Start::Pin(offset)) => {
                     let _ =
                         list.add_partition_offset(&tp.topic, tp.partition, Offset::Offset(offset));
                 }
@@ -221,9 +276,10 @@ impl Group {
             if self.is_leaving() {
                 continue;
             }
-            match self.split(tp) {
-                Some(queue) => self.open(tp, queue, start),
-                None => self.link.tell(|inbox| {
+            match (self.split(tp), start) {
+                (Some(queue), Some(start)) => self.open(tp, queue, start),
+                (Some(_), None) => self.unknown.tps.push_back(tp.clone()),
+                (None, _) => self.link.tell(|inbox| {
                     inbox.errors.push(SourceError::Partition {
                         tp: tp.clone(),
                         error: "the client has no queue for it".to_owned(),
@@ -283,6 +339,8 @@ impl Group {
 
     fn forget(&mut self, tps: &[TopicPartition]) {
         for tp in tps {
+            self.seeks.retain(|(_, seek)| seek.tp != *tp);
+            self.unknown.tps.retain(|unknown| unknown != tp);
             if let Some(queue) = self.queues.remove(tp) {
                 let old = queue.queue.lock().take();
                 drop(old);
@@ -396,7 +454,7 @@ struct Names<'a>(&'a [TopicPartition]);
 impl std::fmt::Debug for Names<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list()
-            .entries(self.0.iter().map(|tp| format_args_of(tp)))
+            .entries(self.0.iter().map(format_args_of))
             .finish()
     }
 }

@@ -60,19 +60,33 @@ pub(super) struct Orders {
     pub(super) restart: Vec<(TopicPartition, i64)>,
 }
 
-/// From the group thread to the commit thread: calls that wait for a broker.
+/// From the group thread to the commit thread: calls that wait for a broker. They are done and answered in this order,
+/// which keeps those of an earlier assignment away from a later one: it begins with [`Job::Starts`].
 #[derive(Debug)]
 pub(super) enum Job {
+    /// Where to start: asked before an assign is answered.
     Starts(Vec<TopicPartition>),
-    Seek(TopicPartition, i64),
+    /// The same for one partition that is assigned already.
+    Start(TopicPartition),
+    Seek(Seek),
     Exit,
+}
+
+/// Sends the client to an offset of an assigned partition; then an epoch begins.
+#[derive(Debug)]
+pub(super) struct Seek {
+    pub(super) tp: TopicPartition,
+    pub(super) offset: i64,
+    pub(super) start: Start,
 }
 
 /// And back.
 #[derive(Debug)]
 pub(super) enum Answer {
     Starts(HashMap<TopicPartition, Start>),
-    Sought(TopicPartition, i64, bool),
+    Start(TopicPartition, Option<Start>),
+    /// And whether it worked.
+    Sought(Seek, bool),
 }
 
 /// Wakes the commit thread.
