@@ -10,14 +10,26 @@
 //! - `ledger`: the file in which it writes down what it has processed
 //! - `scenario`: what all scenarios share: kill, restart, drain, count
 //! - `scenarios`: the tests
+//!
+//! Beside them `source`: `KafkaSource` in this process, where only a real broker will do.
 
 mod broker;
 mod child;
 mod ledger;
+#[allow(dead_code)] // what only the hermetic tests need
+#[path = "../kafka_mock/member.rs"]
+mod member;
 mod plan;
 mod process;
+#[path = "../kafka_mock/said.rs"]
+mod said;
 mod scenario;
 mod scenarios;
+mod source;
+#[path = "../kafka_mock/wire.rs"]
+mod wire;
+
+use process::LIMIT;
 
 /// Not a test: the consumer process of the others, which start this executable again with a plan in its environment.
 #[test]

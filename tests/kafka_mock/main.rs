@@ -3,6 +3,7 @@
 //! - `mock`: the cluster, what is produced to it, and what is committed in it
 //! - `member`: a member of a group, as an application would run it, and the log of what its handlers did
 //! - `said`: what the library warned of
+//! - `wire`: a request that the client would not send
 //!
 //! The cluster waits 3 s before it gives a new group its first assignment, so the tests wait more than they compute:
 //! run them with more threads than cores.
@@ -19,6 +20,7 @@ mod refusals;
 mod resets;
 mod said;
 mod start;
+mod wire;
 
 use std::time::Duration;
 

@@ -1,7 +1,5 @@
 //! The cluster of one test, and what an administrator sees of it: clients that are no member of the group.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -12,7 +10,7 @@ use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use tower_consumer::source::kafka::{KafkaSource, KafkaSourceBuilder};
 
-use crate::{LIMIT, said};
+use crate::{LIMIT, said, wire};
 
 /// For one request to the cluster.
 const REQUEST: Duration = Duration::from_secs(10);
@@ -146,7 +144,7 @@ impl Mock {
         self.commit_with(group, topic, partition, offset, b"");
     }
 
-    /// Commits with metadata, which may be anything: the request is written by hand, since the client takes only text.
+    /// Commits with metadata.
     pub(crate) fn commit_with(
         &self,
         group: &str,
@@ -155,17 +153,7 @@ impl Mock {
         offset: i64,
         metadata: &[u8],
     ) {
-        let address = self.bootstrap.split(',').next().unwrap();
-        let mut broker = TcpStream::connect(address).unwrap();
-        broker
-            .write_all(&offset_commit(group, topic, partition, offset, metadata))
-            .unwrap();
-        let mut length = [0; 4];
-        broker.read_exact(&mut length).unwrap();
-        let mut answer = vec![0; u32::from_be_bytes(length) as usize];
-        broker.read_exact(&mut answer).unwrap();
-        // the last field of the answer is the error code of the last partition
-        assert_eq!(answer[answer.len() - 2..], [0, 0], "the commit was refused");
+        wire::commit(&self.bootstrap, group, topic, partition, offset, metadata);
     }
 
     /// The next offset to read; `None` if nothing was ever committed.
@@ -247,36 +235,4 @@ impl Mock {
             .fetch_watermarks(topic, partition, REQUEST)
             .unwrap()
     }
-}
-
-/// An OffsetCommit request, version 2, of a client that is no member (Kafka protocol guide).
-fn offset_commit(
-    group: &str,
-    topic: &str,
-    partition: i32,
-    offset: i64,
-    metadata: &[u8],
-) -> Vec<u8> {
-    fn string(request: &mut Vec<u8>, bytes: &[u8]) {
-        request.extend(i16::try_from(bytes.len()).unwrap().to_be_bytes());
-        request.extend(bytes);
-    }
-    let mut request = Vec::new();
-    request.extend(8_i16.to_be_bytes()); // OffsetCommit
-    request.extend(2_i16.to_be_bytes());
-    request.extend(1_i32.to_be_bytes()); // correlation
-    string(&mut request, b"another tool");
-    string(&mut request, group.as_bytes());
-    request.extend((-1_i32).to_be_bytes()); // no generation
-    string(&mut request, b""); // no member
-    request.extend((-1_i64).to_be_bytes()); // the broker's retention
-    request.extend(1_i32.to_be_bytes());
-    string(&mut request, topic.as_bytes());
-    request.extend(1_i32.to_be_bytes());
-    request.extend(partition.to_be_bytes());
-    request.extend(offset.to_be_bytes());
-    string(&mut request, metadata);
-    let mut frame = u32::try_from(request.len()).unwrap().to_be_bytes().to_vec();
-    frame.extend(request);
-    frame
 }
