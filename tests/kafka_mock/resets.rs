@@ -83,3 +83,41 @@ async fn with_latest_a_start_that_cannot_be_found_out_at_assign_is_pinned_later(
     assert_eq!(log.begun_of(0).len(), 2);
     assert_eq!(mock.committed("billing", "orders", 0), Some(5));
 }
+
+/// The metadata said that the topic does not exist, and then that it does: it goes on at the committed offset.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_that_was_gone_for_a_while_is_read_on_when_it_is_back() {
+    let topic = "gone";
+    let mock = Mock::new(&[(topic, 1), ("orders", 1)]);
+    mock.produce(topic, 0, 10);
+    let log = Log::new();
+    // a topic that is younger than this may be one that is not known everywhere yet
+    let source = mock
+        .source("billing")
+        .set("topic.metadata.propagation.max.ms", "0");
+    let member = Member::start(1, source.topics([topic, "orders"]).build().unwrap(), &log);
+    mock.wait_committed("billing", topic, 0, 10);
+    let gone = |error| mock.cluster().topic_error(topic, error).unwrap();
+    gone(RD_KAFKA_RESP_ERR_UNKNOWN_TOPIC_OR_PART);
+    // the client asks for the metadata
+    mock.fail(
+        RDKafkaApiKey::Fetch,
+        &[RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION],
+    );
+    member.until_assigned(1).await;
+    // the other one goes on meanwhile
+    mock.produce("orders", 0, 5);
+    mock.wait_committed("billing", "orders", 0, 5);
+    gone(RD_KAFKA_RESP_ERR_NO_ERROR);
+    mock.produce(topic, 0, 5);
+    mock.wait_committed("billing", topic, 0, 15);
+    assert!(member.is_running());
+    let summary = member.stop().await.unwrap();
+    assert_eq!(summary.counts.delivered, 20);
+    let said = said::warnings(topic);
+    assert!(
+        said.iter()
+            .any(|said| said.starts_with("the partition is gone")),
+        "{said:?}"
+    );
+}

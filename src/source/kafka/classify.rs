@@ -15,6 +15,8 @@ pub(super) enum Meaning {
     PollExceeded,
     /// The partition that it came from cannot be read any more.
     Partition,
+    /// The partition is not there any more: its topic was deleted, and may be made anew.
+    Gone,
     /// The client cannot go on.
     Fatal,
 }
@@ -41,6 +43,9 @@ fn consume_code(code: Code) -> Meaning {
         | Code::IllegalSASLState
         | Code::GroupAuthorizationFailed
         | Code::ClusterAuthorizationFailed => Meaning::Fatal,
+        Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition => {
+            Meaning::Gone
+        }
         Code::BadMessage
         | Code::BadCompression
         | Code::InvalidMessage
@@ -50,9 +55,6 @@ fn consume_code(code: Code) -> Meaning {
         | Code::AutoOffsetReset
         | Code::LogTruncation
         | Code::TopicAuthorizationFailed
-        | Code::UnknownTopicOrPartition
-        | Code::UnknownTopic
-        | Code::UnknownPartition
         | Code::NotImplemented
         | Code::UnsupportedFeature
         | Code::UnsupportedVersion => Meaning::Partition,

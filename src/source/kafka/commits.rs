@@ -12,7 +12,7 @@ use tracing::{debug, error, warn};
 use super::classify::{self, CommitMeaning};
 use super::client::StartPolicy;
 use super::context::{Consumer, list_of};
-use super::link::{Alive, Answer, Job, Link};
+use super::link::{Alive, Answer, Job, Link, Seek};
 use crate::ledger::{Commit, CommitFailure, Start, TopicPartition};
 use crate::source::SourceError;
 
@@ -51,17 +51,16 @@ impl Commits {
         for job in self.link.take_jobs() {
             match job {
                 Job::Starts(tps) => {
-                    let starts = self.starts(&tps, ASK);
+                    let starts = self.starts(&tps, ASK, false);
                     self.link.answer(Answer::Starts(starts));
                 }
                 Job::Start(tp) => {
-                    let start = self
-                        .starts(std::slice::from_ref(&tp), ASK_LATER)
-                        .remove(&tp);
+                    let mut starts = self.starts(std::slice::from_ref(&tp), ASK_LATER, true);
+                    let start = starts.remove(&tp);
                     self.link.answer(Answer::Start(tp, start));
                 }
                 Job::Seek(seek) => {
-                    let ok = self.seek(&seek.tp, seek.offset);
+                    let ok = self.seek(&seek);
                     self.link.answer(Answer::Sought(seek, ok));
                 }
                 Job::Exit => return false,
@@ -137,13 +136,18 @@ impl Commits {
     }
 
     /// What is committed for partitions that are assigned, and whether it counts. What could not be found out is not
-    /// in the answer.
-    fn starts(&self, tps: &[TopicPartition], limit: Duration) -> HashMap<TopicPartition, Start> {
+    /// in the answer; with `strict` neither is a partition whose log did not answer.
+    fn starts(
+        &self,
+        tps: &[TopicPartition],
+        limit: Duration,
+        strict: bool,
+    ) -> HashMap<TopicPartition, Start> {
         let mut starts = HashMap::new();
         let committed = match self.consumer.committed_offsets(list_of(tps), limit) {
             Ok(committed) => offsets(&committed),
             Err(error) => {
-                warn!(%error, "committed offsets could not be read at assign");
+                warn!(%error, "committed offsets could not be read");
                 return starts;
             }
         };
@@ -161,6 +165,9 @@ impl Commits {
                 continue;
             };
             let end = of(&ends, tp);
+            if strict && end.is_none() {
+                continue;
+            }
             let is_kept = |committed: &i64| {
                 end.is_none_or(|end| *committed <= end)
                     && of(&begins, tp).is_none_or(|begin| begin <= *committed)
@@ -204,16 +211,18 @@ impl Commits {
         match self.consumer.offsets_for_times(list, limit) {
             Ok(list) => offsets(&list),
             Err(error) => {
-                warn!(%error, ?which, "the logs' offsets could not be read at assign");
+                warn!(%error, ?which, "the logs' offsets could not be read");
                 HashMap::new()
             }
         }
     }
 
-    fn seek(&self, tp: &TopicPartition, offset: i64) -> bool {
+    fn seek(&self, Seek { tp, offset, .. }: &Seek) -> bool {
         let mut list = TopicPartitionList::with_capacity(1);
+        // to "invalid" is as the policy says
+        let to = offset.map_or(Offset::Invalid, Offset::Offset);
         let sought = list
-            .add_partition_offset(&tp.topic, tp.partition, Offset::Offset(offset))
+            .add_partition_offset(&tp.topic, tp.partition, to)
             .and_then(|()| self.consumer.seek_partitions(list, ASK))
             .and_then(|list| {
                 list.elements()

@@ -1,6 +1,6 @@
 //! The thread that keeps the membership: it polls the main queue, answers rebalances, drains, and closes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use super::classify::{self, Meaning};
 use super::client::{Settings, StartPolicy};
 use super::context::{Consumer, Rebalance, list_of};
 use super::link::{Alive, Answer, Job, Link, Opened, Queue, Seek};
+use super::unknown::Unknown;
 use crate::ledger::{Released, Start, TopicPartition};
 use crate::source::SourceError;
 
@@ -23,8 +24,7 @@ use crate::source::SourceError;
 const POLL: Duration = Duration::from_millis(100);
 /// And this often while an answer is due.
 const POLL_BUSY: Duration = Duration::from_millis(5);
-/// A question or a seek that failed is tried again after this.
-const AGAIN: Duration = Duration::from_secs(1);
+const SEEK_AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, settings: Settings) {
     let _alive = Alive {
@@ -76,42 +76,6 @@ enum State {
     Revoking(Vec<TopicPartition>),
 }
 
-/// Assigned partitions that nobody may read yet: where they start could not be found out, and is to be committed
-/// first. Asked for one at a time, since each question may keep commits waiting.
-#[derive(Default)]
-struct Unknown {
-    tps: VecDeque<TopicPartition>,
-    is_asking: bool,
-    not_before: Option<Instant>,
-}
-
-impl Unknown {
-    fn next(&mut self, now: Instant) -> Option<Job> {
-        if self.is_asking || self.not_before.is_some_and(|at| now < at) {
-            return None;
-        }
-        let tp = self.tps.front()?.clone();
-        self.is_asking = true;
-        Some(Job::Start(tp))
-    }
-
-    fn answered(&mut self, tp: TopicPartition, start: Option<Start>, now: Instant) -> Option<Job> {
-        self.is_asking = false;
-        let at = self.tps.iter().position(|unknown| *unknown == tp)?;
-        self.tps.remove(at);
-        match start {
-            Some(start @ (Start::Committed(offset) | Start::Pin(offset))) => {
-                Some(Job::Seek(Seek { tp, offset, start }))
-            }
-            _ => {
-                self.tps.push_back(tp);
-                self.not_before = Some(now + AGAIN);
-                None
-            }
-        }
-    }
-}
-
 struct Closing {
     deadline: Instant,
     /// The client was told to leave.
@@ -143,7 +107,7 @@ impl Group {
         self.close()
     }
 
-    fn failed(&mut self, error: &KafkaError) {
+    fn failed(&self, error: &KafkaError) {
         match classify::consume(error) {
             Meaning::Nothing => {}
             Meaning::Fatal => {
@@ -161,7 +125,9 @@ impl Group {
                 self.link.books.lose_all();
             }
             // on the main queue it names a topic of the subscription, which may still come
-            Meaning::Partition | Meaning::Transient => warn!(%error, "client error"),
+            Meaning::Partition | Meaning::Gone | Meaning::Transient => {
+                warn!(%error, "client error")
+            }
         }
     }
 
@@ -210,10 +176,28 @@ impl Group {
                 }
                 Answer::Start(tp, start) => {
                     if let Some(seek) = self.unknown.answered(tp, start, Instant::now()) {
-                        self.link.ask(seek);
+                        self.discard_errors(&seek.tp);
+                        self.link.ask(Job::Seek(seek));
                     }
                 }
                 Answer::Sought(seek, ok) => self.sought(seek, ok),
+            }
+        }
+    }
+
+    /// A partition that was gone has said so again and again; a seek leaves that in its queue. A message that stands
+    /// behind it comes again after the seek.
+    fn discard_errors(&self, tp: &TopicPartition) {
+        let Some(queue) = self.queues.get(tp) else {
+            return;
+        };
+        let next = || {
+            let queue = queue.queue.lock();
+            queue.as_ref()?.poll(Duration::ZERO)?.err()
+        };
+        while let Some(error) = next() {
+            if classify::consume(&error) != Meaning::Gone {
+                self.failed(&error);
             }
         }
     }
@@ -224,7 +208,7 @@ impl Group {
             return;
         };
         if !ok {
-            self.seeks.push((Instant::now() + AGAIN, seek));
+            self.seeks.push((Instant::now() + SEEK_AGAIN, seek));
             return;
         }
         let Seek { tp, offset, start } = seek;
@@ -236,13 +220,20 @@ impl Group {
         self.open(&tp, queue, start);
     }
 
-    /// Partitions whose offsets fell. Their epoch ends; the client is sent to where the new numbering begins, and only
-    /// then another epoch is opened.
+    /// Partitions whose epoch the driver has ended, because their offsets fell or they are gone. The client is sent to
+    /// where the new numbering begins, and only then another epoch is opened.
     fn restarts(&mut self) {
         for (tp, offset) in self.link.take_restarts() {
-            self.link.books.lose(std::slice::from_ref(&tp));
+            // given up, or even assigned anew, meanwhile
+            let is_over = self.link.books.assigned().contains(&tp);
+            if is_over || !self.queues.contains_key(&tp) {
+                continue;
+            }
             let start = Start::Unknown;
-            self.link.ask(Job::Seek(Seek { tp, offset, start }));
+            match offset {
+                Some(_) => self.link.ask(Job::Seek(Seek { tp, offset, start })),
+                None => self.unknown.insert(tp),
+            }
         }
         let now = Instant::now();
         for (_, seek) in self.seeks.extract_if(.., |(at, _)| *at <= now) {
@@ -278,7 +269,7 @@ impl Group {
             }
             match (self.split(tp), start) {
                 (Some(queue), Some(start)) => self.open(tp, queue, start),
-                (Some(_), None) => self.unknown.tps.push_back(tp.clone()),
+                (Some(_), None) => self.unknown.insert(tp.clone()),
                 (None, _) => self.link.tell(|inbox| {
                     inbox.errors.push(SourceError::Partition {
                         tp: tp.clone(),
@@ -340,7 +331,7 @@ impl Group {
     fn forget(&mut self, tps: &[TopicPartition]) {
         for tp in tps {
             self.seeks.retain(|(_, seek)| seek.tp != *tp);
-            self.unknown.tps.retain(|unknown| unknown != tp);
+            self.unknown.remove(tp);
             if let Some(queue) = self.queues.remove(tp) {
                 let old = queue.queue.lock().take();
                 drop(old);

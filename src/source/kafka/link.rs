@@ -56,8 +56,9 @@ pub(super) struct Orders {
     pub(super) close: Option<Instant>,
     /// The driver is gone: commit nothing more, leave.
     pub(super) abandoned: bool,
-    /// Partitions whose offsets fell: read again from there, in a new epoch.
-    pub(super) restart: Vec<(TopicPartition, i64)>,
+    /// Partitions to be read again in a new epoch: from the offset to which they fell, or from where the group says
+    /// once they are there again.
+    pub(super) restart: Vec<(TopicPartition, Option<i64>)>,
 }
 
 /// From the group thread to the commit thread: calls that wait for a broker. They are done and answered in this order,
@@ -76,7 +77,8 @@ pub(super) enum Job {
 #[derive(Debug)]
 pub(super) struct Seek {
     pub(super) tp: TopicPartition,
-    pub(super) offset: i64,
+    /// `None`: as `auto.offset.reset` says.
+    pub(super) offset: Option<i64>,
     pub(super) start: Start,
 }
 
@@ -173,7 +175,7 @@ impl Link {
         self.orders.lock().abandoned
     }
 
-    pub(super) fn take_restarts(&self) -> Vec<(TopicPartition, i64)> {
+    pub(super) fn take_restarts(&self) -> Vec<(TopicPartition, Option<i64>)> {
         std::mem::take(&mut self.orders.lock().restart)
     }
 

@@ -29,6 +29,17 @@
 //! The source commits by itself, always the watermark: `enable.auto.commit` and `enable.auto.offset.store` are off and
 //! refused. A commit is a bare offset; metadata that others left is not read.
 //!
+//! # Where a partition begins
+//! At the committed offset. Without one, or if it lies outside of the log, `auto.offset.reset` decides (`earliest`
+//! unless you say otherwise). With `latest` that position is committed before anything is taken, so that a restart does
+//! not choose another one; what cannot be found out at assign is asked for again, and the partition waits.
+//!
+//! When offsets fall (a truncation, a topic that was made anew) or a partition is gone, its assignment ends as if it
+//! were lost, with a warning, and another begins where the log or the group says. One case nobody can see: a topic that
+//! is deleted, made anew and filled beyond the old position before the client hears of its end is read on from that
+//! position. Delete a topic only when its consumers have stopped, or let the client look more often
+//! (`topic.metadata.refresh.interval.ms`).
+//!
 //! # Clients and memory
 //! Since each partition has its own queue, `queued.min.messages` and `queued.max.messages.kbytes` count per partition.
 //! The source sets them small (1,000 messages, 1 MiB), and `fetch.queue.backoff.ms` to 5 and `fetch.wait.max.ms` to
@@ -44,6 +55,7 @@ mod group;
 mod link;
 mod message;
 mod source;
+mod unknown;
 
 pub use self::builder::{BuildError, KafkaSourceBuilder};
 pub use self::source::KafkaSource;

@@ -154,12 +154,9 @@ impl KafkaSource {
                     last,
                     "offsets fell (the topic was made anew or truncated): this epoch ends"
                 );
-                let restart = (tp.clone(), offset);
                 drop(message);
                 drop(slot);
-                self.partitions.swap_remove(index);
-                self.link.books.lose(std::slice::from_ref(&restart.0));
-                self.link.order(|orders| orders.restart.push(restart));
+                self.restart(index, Some(offset));
                 None
             }
             Err(error) => {
@@ -169,6 +166,13 @@ impl KafkaSource {
                 None
             }
         }
+    }
+
+    /// Ends an epoch; the group thread begins the next one.
+    fn restart(&mut self, index: usize, offset: Option<i64>) {
+        let tp = self.partitions.swap_remove(index).tp;
+        self.link.books.lose(std::slice::from_ref(&tp));
+        self.link.order(|orders| orders.restart.push((tp, offset)));
     }
 
     fn partition_failed(&mut self, index: usize, error: &rdkafka::error::KafkaError) {
@@ -183,6 +187,10 @@ impl KafkaSource {
             }
             Meaning::PollExceeded => self.link.books.lose_all(),
             Meaning::Fatal => self.link.die(SourceError::Fatal(error.to_string())),
+            Meaning::Gone => {
+                warn!(topic = &*tp.topic, partition = tp.partition, %error, "the partition is gone: this epoch ends, and another begins when it is there again");
+                self.restart(index, None);
+            }
             Meaning::Partition => {
                 error!(topic = &*tp.topic, partition = tp.partition, %error, "the partition cannot be read");
                 // what was taken goes on, and is committed; nothing more is taken

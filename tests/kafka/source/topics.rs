@@ -58,24 +58,50 @@ async fn a_topic_made_anew_is_read_from_its_start_in_a_new_assignment() {
 #[ignore = "needs a real Kafka: tests/kafka/run"]
 async fn a_topic_whose_end_was_noticed_is_read_from_the_start_of_the_next_one() {
     let case = Case::new("noticed", 1);
-    case.produce(0, 10);
+    noticed(case, "200").await;
+}
+
+/// The same, as long as nobody has asked for the metadata of the whole subscription: the partition stays assigned.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a real Kafka: tests/kafka/run"]
+async fn a_partition_that_is_gone_and_comes_back_is_read_from_its_start_without_a_rebalance() {
+    let case = Case::new("gone", 1);
+    let name = case.name.clone();
+    noticed(case, "300000").await;
+    let said = said::warnings(&name);
+    for warning in ["the partition is gone", "a new epoch begins"] {
+        assert!(
+            said.iter().any(|said| said.starts_with(warning)),
+            "{said:?}"
+        );
+    }
+}
+
+async fn noticed(case: Case, refresh: &str) {
+    case.produce(0, 12);
     let log = Log::new();
+    let gate = Gate::new(|message| message.offset() < 10);
     let source = case
         .source()
-        .set("topic.metadata.refresh.interval.ms", "200");
-    let member = Member::start(1, source.build().unwrap(), &log);
+        .set("topic.metadata.refresh.interval.ms", refresh)
+        // a topic that is younger than this may be one that is not known everywhere yet
+        .set("topic.metadata.propagation.max.ms", "0");
+    let member = Member::start_gated(1, source.build().unwrap(), &log, &gate);
+    log.until_begun(12).await;
     case.wait_committed(0, 10);
     delete_topic(&case).await;
     member.until_assigned(0).await;
     case.create_topic(1);
+    gate.open();
     // more than there were: nothing shows in the offsets
     case.produce(0, 25);
-    log.until_begun(35).await;
+    log.until_begun(12 + 25).await;
     case.wait_committed(0, 25);
     assert_eq!(
-        sorted(log.begun_of(0)[10..].to_vec()),
+        sorted(log.begun_of(0)[12..].to_vec()),
         Vec::from_iter(0..25)
     );
+    assert!(member.is_running());
     member.stop().await.unwrap();
 }
 
