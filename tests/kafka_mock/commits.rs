@@ -161,6 +161,35 @@ async fn slow_commits_go_out_one_at_a_time_and_only_up() {
     assert_eq!(log.handled(), once_each(0..1, 0..23));
 }
 
+/// A commit is out while the broker is away; it is answered when that is back, or given up by the client.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_comes_back_is_sent_the_newest_watermark_and_read_on() {
+    let mock = Mock::new(&[("orders", 2)]);
+    let log = Log::new();
+    let gate = Gate::new(|message| message.offset() < 5);
+    let source = mock.source("billing").topics(["orders"]).build().unwrap();
+    let member = Member::start_gated(1, source, &log, &gate);
+    mock.produce("orders", 0, 20);
+    mock.wait_committed("billing", "orders", 0, 5);
+    log.until_begun(20).await;
+    mock.cluster().broker_down(1).unwrap();
+    gate.open_for(|message| message.offset() < 10);
+    log.until_handled(10).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    gate.open();
+    log.until_handled(20).await;
+    assert_eq!(member.books.committed("orders", 0), Some(5));
+    mock.cluster().broker_up(1).unwrap();
+    mock.wait_committed("billing", "orders", 0, 20);
+    mock.produce("orders", 0, 5);
+    mock.produce("orders", 1, 5);
+    mock.wait_committed("billing", "orders", 0, 25);
+    mock.wait_committed("billing", "orders", 1, 5);
+    let summary = member.stop().await.unwrap();
+    assert_eq!(summary.counts.delivered, 30);
+    assert_eq!(log.handled().len(), 30);
+}
+
 /// The broker has forgotten the member: what it had is lost, and it joins again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_that_the_group_does_not_know_joins_again_and_loses_nothing() {

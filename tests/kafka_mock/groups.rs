@@ -177,6 +177,37 @@ async fn what_runs_at_a_revoke_may_end_and_is_committed_before_the_partition_mov
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_may_be_stopped_in_the_midst_of_a_revoke() {
+    with_commits_taken("stopped", async |topic| {
+        let mock = Mock::new(&[(topic, PARTITIONS)]);
+        for partition in 0..PARTITIONS {
+            mock.produce(topic, partition, 10);
+        }
+        let source = || cooperative(&mock, topic).build().unwrap();
+        let log = Log::new();
+        let gate = Gate::new(|message| message.offset() != 7);
+        let first = Member::start_gated(1, source(), &log, &gate);
+        log.until_handled(54).await;
+        let second = Member::start(2, source(), &log);
+        until_revoked(&log, 3).await;
+        let ending = first.begin_stop();
+        until_revoked(&log, 6).await;
+        gate.open();
+        let summary = ending.end().await.unwrap();
+        assert_eq!(summary.partitions.len(), 6);
+        for partition in 0..PARTITIONS {
+            assert_eq!(summary.committed(topic, partition), Some(10));
+        }
+        second.until_assigned(6).await;
+        mock.produce_each(topic, PARTITIONS);
+        log.until_handled(66).await;
+        second.stop().await.unwrap();
+        assert_eq!(log.handled(), once_each(0..PARTITIONS, 0..11));
+    })
+    .await;
+}
+
 /// Message 7 of every partition does not end before the budget is over, half of max.poll.interval.ms. It ends much
 /// later, when the partition has another owner, that has come further.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

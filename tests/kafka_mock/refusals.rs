@@ -207,6 +207,17 @@ fn settings_that_contradict_each_other_are_refused_with_both_names() {
 }
 
 #[test]
+fn fetches_that_the_client_could_not_receive_are_refused() {
+    let error = refused(
+        builder()
+            .set("fetch.max.bytes", "2000000")
+            .set("receive.message.max.bytes", "1000000"),
+    );
+    assert!(matches!(error, BuildError::Client(_)), "{error:?}");
+    assert_says(&error, &["receive.message.max.bytes", "fetch.max.bytes"]);
+}
+
+#[test]
 fn the_new_group_protocol_refuses_settings_of_the_old_one() {
     let new = || builder().set("group.protocol", "consumer");
     for (key, value) in [

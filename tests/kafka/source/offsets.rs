@@ -127,7 +127,8 @@ async fn with_latest_a_committed_offset_that_is_not_known_yet_is_waited_for() {
     let log = Log::new();
     let source = case.source().set("auto.offset.reset", "latest");
     let member = Member::start(1, source.build().unwrap(), &log);
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    // longer than an assign waits for the answer
+    tokio::time::sleep(Duration::from_secs(7)).await;
     assert_eq!(log.begun().len(), 0);
     producer.abort_transaction(REQUEST).unwrap();
     log.until_handled(5).await;
