@@ -21,6 +21,7 @@ fn cooperative(mock: &Mock, topic: &str) -> KafkaSourceBuilder {
     mock.source("billing")
         .topics([topic])
         .set("partition.assignment.strategy", "cooperative-sticky")
+        .revoke_budget(Duration::from_millis(1_500))
 }
 
 /// Waits until each member has that many partitions.
@@ -187,7 +188,15 @@ async fn a_member_may_be_stopped_in_the_midst_of_a_revoke() {
         let source = || cooperative(&mock, topic).build().unwrap();
         let log = Log::new();
         let gate = Gate::new(|message| message.offset() != 7);
-        let first = Member::start_gated(1, source(), &log, &gate);
+        let held = gate.clone();
+        let limit = Duration::from_secs(3);
+        let first = Member::start_limited(1, source(), &log, limit, move |message| {
+            let gate = held.clone();
+            async move {
+                gate.pass(&message).await;
+                Ok(())
+            }
+        });
         log.until_handled(54).await;
         let second = Member::start(2, source(), &log);
         until_revoked(&log, 3).await;
@@ -219,8 +228,9 @@ async fn what_does_not_end_within_the_budget_is_left_to_the_next_owner() {
     let log = Log::new();
     let gate = Gate::new(|message| message.offset() != 7);
     let source = || {
-        let source = cooperative(&mock, "orders").set("max.poll.interval.ms", "3500");
-        source.build().unwrap()
+        let source = mock.source("billing").topics(["orders"]);
+        let source = source.set("partition.assignment.strategy", "cooperative-sticky");
+        source.set("max.poll.interval.ms", "3500").build().unwrap()
     };
     let held = gate.clone();
     // it goes on behind the future that was dropped, as a blocking call would
