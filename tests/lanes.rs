@@ -97,8 +97,8 @@ async fn the_error_of_a_closed_lane_says_that_the_message_comes_again() {
         answers,
         [
             "refused",
-            "message 1 of orders/0 was not handled, because an earlier message of its key did \
-             not finish; it will be delivered again"
+            "message 1 of orders/0 was not handled, because message 0 of the same lane did not finish \
+             (if a retry is to help it, place the retry inside of OrderLayer); it will be delivered again"
         ]
     );
 }

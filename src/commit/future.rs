@@ -6,6 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use pin_project::pin_project;
 use tower::BoxError;
+use tracing::info;
 
 use super::{CommitError, Settled};
 use crate::ledger::{Phase, Reason, Stage, Verdict};
@@ -116,7 +117,20 @@ where
             let kind = answer.kind();
             let verdict = right.settle(Verdict::Finished(kind), Some(&OK_WITHOUT_ATTEMPT));
             match verdict.and_then(|judgement| judgement.verdict) {
-                Some(Verdict::Finished(_)) => Ok(Settled::new(answer.into_outcome())),
+                Some(Verdict::Finished(_)) => {
+                    let settled = Settled::new(answer.into_outcome());
+                    if let Some(why) = settled.why() {
+                        let message = right.message();
+                        info!(
+                            topic = &**message.topic(),
+                            partition = message.partition(),
+                            offset = message.offset(),
+                            why,
+                            "message skipped"
+                        );
+                    }
+                    Ok(settled)
+                }
                 Some(Verdict::NotFinished(_)) => {
                     Err(named(right.message(), |topic, partition, offset| {
                         CommitError::OkWithoutAttempt {

@@ -371,6 +371,11 @@ impl Epoch {
         self.book.lock().uncovered()
     }
 
+    /// Whether the window is full, so that nothing more is taken until an acknowledged commit or a verdict opens it.
+    pub fn is_full(&self) -> bool {
+        self.book.lock().window_full(&self.limits).is_some()
+    }
+
     /// The watermark: the first delivered offset that is not finished, or the last delivered one plus 1. `None` while
     /// nothing was delivered.
     pub fn watermark(&self) -> Option<i64> {

@@ -26,7 +26,7 @@ pub enum Phase {
     BackingOff,
     /// The delay before the next attempt is over; that attempt has not begun.
     Retrying,
-    /// Is being published to a dead-letter topic.
+    /// Is being published to a dead-letter topic. No layer of this version does that yet.
     DeadLettering,
     /// Has its verdict.
     Settled,
@@ -83,7 +83,7 @@ pub enum Kind {
     Done,
     /// Skipped by a named policy.
     Skipped,
-    /// Published to a dead-letter topic, and the publish acknowledged.
+    /// Published to a dead-letter topic, and the publish acknowledged. No layer of this version does that yet.
     DeadLettered,
 }
 
@@ -128,6 +128,20 @@ impl Reason {
         Reason::KeyClosed,
         Reason::Unready,
     ];
+
+    /// A short name that does not change, for counters and alerts: `failed`, `cut`, `panicked`, `dropped`,
+    /// `ok_without_attempt`, `key_closed`, `unready`.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Reason::Failed => "failed",
+            Reason::Cut => "cut",
+            Reason::Panicked => "panicked",
+            Reason::Dropped => "dropped",
+            Reason::OkWithoutAttempt => "ok_without_attempt",
+            Reason::KeyClosed => "key_closed",
+            Reason::Unready => "unready",
+        }
+    }
 
     pub(super) fn to_bits(self) -> u8 {
         self as u8

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::task::Waker;
 
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::{EpochCell, Failure, Handle, Record};
 use crate::ledger::{Begin, Effects, EpochId, Judgement, Phase, Reason, Stage, Ticket, Verdict};
@@ -207,17 +207,26 @@ impl DeliveryState {
             self.cell.unwatch(key);
         }
         let judgement = self.cell.epoch.settle(self.ticket, verdict);
+        let (topic, partition, offset) = (&*record.topic, record.partition, record.offset);
+        // what a fence made late is cut off all the same
+        let reason = match (judgement.verdict, verdict) {
+            (Some(Verdict::NotFinished(reason)), _) => Some(reason),
+            (None, Verdict::NotFinished(reason)) => Some(reason),
+            _ => None,
+        };
+        if let Some(reason) = reason {
+            let attempts = judgement.attempts;
+            let text = error.map(ToString::to_string).unwrap_or_default();
+            let code = reason.code();
+            // nothing is wrong with a message that a rebalance took away before it began
+            if reason == Reason::Cut && attempts == 0 {
+                debug!(topic, partition, offset, attempts, reason = code, error = %text, "message not finished");
+            } else {
+                warn!(topic, partition, offset, attempts, reason = code, error = %text, "message not finished");
+            }
+        }
         if let Some(Verdict::NotFinished(reason)) = judgement.verdict {
             let error = error.map(ToString::to_string);
-            warn!(
-                topic = &*record.topic,
-                partition = record.partition,
-                offset = record.offset,
-                attempts = judgement.attempts,
-                reason = %reason,
-                error = error.as_deref().unwrap_or(""),
-                "message not finished"
-            );
             if judgement.live {
                 self.cell.signal.failure(Failure {
                     tp: self.cell.epoch.topic_partition().clone(),

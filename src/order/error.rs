@@ -4,7 +4,7 @@
 pub enum OrderError {
     /// An earlier message of the same lane did not finish, so this one was not handled.
     #[error(
-        "message {offset} of {topic}/{partition} was not handled, because an earlier message of its key did not finish; it will be delivered again"
+        "message {offset} of {topic}/{partition} was not handled, because message {closed_by} of the same lane did not finish (if a retry is to help it, place the retry inside of OrderLayer); it will be delivered again"
     )]
     LaneClosed {
         /// The message's topic.
@@ -13,6 +13,8 @@ pub enum OrderError {
         partition: i32,
         /// The message's offset.
         offset: i64,
+        /// The offset of the first message of the lane that did not finish.
+        closed_by: i64,
     },
     /// A message with a higher offset of the same partition was called before.
     #[error(

@@ -77,8 +77,8 @@ where
                     return Poll::Pending;
                 }
                 *this.won = true;
-                if place.is_closed() {
-                    let error = closed(place);
+                if let Some(closed_by) = place.closed_by() {
+                    let error = closed(place, closed_by);
                     *this.waiting = None;
                     *this.place = None;
                     return Poll::Ready(Err(error.into()));
@@ -127,7 +127,7 @@ fn finishes(place: &Place, kind: Kind) -> bool {
     }
 }
 
-fn closed(place: &Place) -> OrderError {
+fn closed(place: &Place, closed_by: i64) -> OrderError {
     let message = place.message();
     if let Some(delivery) = message.delivery() {
         delivery.hint(Reason::KeyClosed);
@@ -136,6 +136,7 @@ fn closed(place: &Place) -> OrderError {
         topic: message.topic().to_string(),
         partition: message.partition(),
         offset: message.offset(),
+        closed_by,
     }
 }
 

@@ -212,17 +212,12 @@ impl Place {
         false
     }
 
-    /// Whether an earlier message of the lane did not finish in this assignment.
-    pub(super) fn is_closed(&self) -> bool {
-        let (Some(lane), Some(key)) = (self.lane, self.epoch_key()) else {
-            return false;
-        };
+    /// The earlier message of the lane that did not finish in this assignment, if there is one.
+    pub(super) fn closed_by(&self) -> Option<i64> {
+        let (lane, key) = (self.lane?, self.epoch_key()?);
         let state = self.lanes.state.lock();
-        state
-            .epochs
-            .get(&key)
-            .and_then(|epoch| epoch.closed.get(&lane))
-            .is_some_and(|closed| *closed < self.message.offset())
+        let closed = *state.epochs.get(&key)?.closed.get(&lane)?;
+        (closed < self.message.offset()).then_some(closed)
     }
 
     /// The message is finished: its lane stays open.

@@ -336,7 +336,8 @@ where
                     age_ms = stall.age.as_millis() as u64,
                     phase = %stall.phase,
                     attempts = stall.attempts,
-                    reason = stall.reason.map(tracing::field::display),
+                    reason = stall.reason.map(crate::ledger::Reason::code),
+                    window_full = stall.window_full,
                     "stalled: this message holds the watermark of its partition"
                 );
             }

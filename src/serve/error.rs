@@ -8,7 +8,6 @@ use crate::source::SourceError;
 
 /// Why [`serve`](crate::serve()) ended before it was asked to. Everything that was finished below the cause is
 /// committed, within the shutdown limit; nothing at or above it is.
-#[derive(Debug)]
 #[non_exhaustive]
 pub struct ServeError {
     /// What happened.
@@ -68,6 +67,13 @@ impl fmt::Display for ServeError {
     }
 }
 
+impl fmt::Debug for ServeError {
+    /// The sentence, and the summary: what a `main` that answers the error prints.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.kind, self.summary)
+    }
+}
+
 impl fmt::Display for ServeErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let cause = match self {
@@ -78,10 +84,15 @@ impl fmt::Display for ServeErrorKind {
                 reason,
                 cause,
             } => {
-                write!(
-                    f,
-                    "message {offset} of {tp} {reason}, after {attempts} attempt(s)"
-                )?;
+                let cause_says_it = match reason {
+                    Reason::KeyClosed | Reason::OkWithoutAttempt | Reason::Panicked => cause,
+                    _ => &None,
+                };
+                match cause_says_it {
+                    Some(_) => write!(f, "message {offset} of {tp}")?,
+                    None => write!(f, "message {offset} of {tp} {reason}")?,
+                }
+                write!(f, ", after {attempts} attempt(s)")?;
                 cause
             }
             ServeErrorKind::Unready { tp, offset, cause } => {

@@ -37,6 +37,8 @@ pub struct Stall {
     pub attempts: u32,
     /// Why it did not finish, if it already has that verdict.
     pub reason: Option<Reason>,
+    /// Nothing more of the partition is read until the watermark moves.
+    pub window_full: bool,
 }
 
 /// Failures kept for `serve`.
@@ -304,6 +306,7 @@ impl Books {
                     phase: head.phase,
                     attempts: head.attempts,
                     reason: head.reason,
+                    window_full: epoch.is_full(),
                 })
             })
             .collect()

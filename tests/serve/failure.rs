@@ -168,8 +168,7 @@ async fn a_panic_of_a_handler_is_told_with_its_text() {
         let group = if awaits { "later" } else { "at once" };
         let source = broker.source(group, ["orders"]).build().unwrap();
         let error = serve(source, stack).await.unwrap_err();
-        let text =
-            "message 1 of orders/0 panicked, after 1 attempt(s): panicked: one is a bad number";
+        let text = "message 1 of orders/0, after 1 attempt(s): panicked: one is a bad number";
         assert_eq!(error.to_string(), text);
         assert!(error.source().is_some());
         assert_eq!(broker.committed(group, "orders", 0), Some(1));
@@ -354,21 +353,21 @@ async fn every_message_that_is_not_finished_is_one_event_that_says_which_and_why
         (
             "2",
             "0",
-            "not handled, because an earlier message of its key did not finish",
-            "message 2 of orders/0 was not handled, because an earlier message of its key did not finish; it will be delivered again",
+            "key_closed",
+            "message 2 of orders/0 was not handled, because message 1 of the same lane did not finish (if a retry is to help it, place the retry inside of OrderLayer); it will be delivered again",
         ),
         ("3", "1", "panicked", "a bad number"),
-        ("4", "1", "dropped before it ended", ""),
+        ("4", "1", "dropped", ""),
         (
             "5",
             "1",
-            "answered success without a successful attempt",
+            "ok_without_attempt",
             "wrap the innermost service in AttemptLayer, or answer Outcome::skipped(why)",
         ),
         (
             "6",
             "1",
-            "answered success without a successful attempt",
+            "ok_without_attempt",
             "wrap the innermost service in AttemptLayer, or answer Outcome::skipped(why)",
         ),
     ];

@@ -34,7 +34,7 @@ pub struct KafkaSourceBuilder {
 }
 
 /// Why a [`KafkaSource`] could not be built.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// There is no `group.id`, or an empty one.
@@ -102,6 +102,13 @@ fn is_secret(key: &str) -> bool {
     ]
     .iter()
     .any(|part| key.contains(part))
+}
+
+impl fmt::Debug for BuildError {
+    /// The sentence: what a `main` that answers the error prints.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<KafkaError> for BuildError {
