@@ -1,21 +1,25 @@
+use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use pin_project::pin_project;
 use tokio::time::{Instant, Sleep, sleep};
+use tower::BoxError;
 use tower::retry::Policy;
 
 use crate::ledger::{Phase, Reason};
 use crate::message::{Handle, Message};
+use crate::outcome::IntoOutcome;
 
 /// Delays between the attempts of a message, and when to give up. See the [module's documentation](super).
 ///
 /// Unless said otherwise there is no jitter, a delay is at most 30 s, and attempts never end.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Backoff {
     first: Duration,
     factor: u32,
@@ -23,10 +27,14 @@ pub struct Backoff {
     jitter: Option<RandomState>,
     max_attempts: Option<u32>,
     max_elapsed: Option<Duration>,
+    retry_if: Option<RetryIf>,
     /// Of the message at hand: tower clones the policy for each.
     attempts: u32,
     began: Option<Instant>,
 }
+
+/// Whether to try again, for the errors that it knows.
+type RetryIf = Arc<dyn Fn(&dyn Any) -> Option<bool> + Send + Sync>;
 
 const CAP: Duration = Duration::from_secs(30);
 
@@ -53,6 +61,7 @@ impl Backoff {
             jitter: None,
             max_attempts: None,
             max_elapsed: None,
+            retry_if: None,
             attempts: 0,
             began: None,
         }
@@ -83,6 +92,48 @@ impl Backoff {
         self
     }
 
+    /// Asks `retry` about errors of type `E`, boxed or not, also as the source of another: `false` gives up at once.
+    /// Errors of other types are retried. The last function that was set counts.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_consumer::retry::Backoff;
+    ///
+    /// # #[derive(Debug)]
+    /// enum ChargeError {
+    ///     Declined,
+    ///     Unavailable,
+    /// }
+    /// # impl std::fmt::Display for ChargeError {
+    /// #     fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { Ok(()) }
+    /// # }
+    /// # impl std::error::Error for ChargeError {}
+    ///
+    /// let backoff = Backoff::exponential(Duration::from_millis(100))
+    ///     .retry_if(|error: &ChargeError| matches!(error, ChargeError::Unavailable));
+    /// ```
+    pub fn retry_if<E, F>(mut self, retry: F) -> Self
+    where
+        E: std::error::Error + 'static,
+        F: Fn(&E) -> bool + Send + Sync + 'static,
+    {
+        self.retry_if = Some(Arc::new(move |error: &dyn Any| {
+            if let Some(error) = error.downcast_ref::<E>() {
+                return Some(retry(error));
+            }
+            let boxed = error.downcast_ref::<BoxError>()?;
+            let mut next: Option<&(dyn std::error::Error + 'static)> = Some(&**boxed);
+            while let Some(error) = next {
+                if let Some(error) = error.downcast_ref::<E>() {
+                    return Some(retry(error));
+                }
+                next = error.source();
+            }
+            None
+        }));
+        self
+    }
+
     /// The delay after the `n`-th attempt (from 1), before jitter.
     fn delay(&self, n: u32) -> Duration {
         let mut delay = self.first.min(self.cap);
@@ -110,13 +161,26 @@ impl Backoff {
     }
 }
 
-impl<T, E> Policy<Message, T, E> for Backoff {
+impl fmt::Debug for Backoff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Backoff")
+            .field("first", &self.first)
+            .field("factor", &self.factor)
+            .field("cap", &self.cap)
+            .field("full_jitter", &self.jitter.is_some())
+            .field("max_attempts", &self.max_attempts)
+            .field("max_elapsed", &self.max_elapsed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Asks for an answer that says how a message was finished: a retry outside of `CommitLayer`, which could never succeed,
+/// does not compile.
+impl<T: IntoOutcome, E: 'static> Policy<Message, T, E> for Backoff {
     type Future = BackoffFuture;
 
     fn retry(&mut self, message: &mut Message, answer: &mut Result<T, E>) -> Option<Self::Future> {
-        if answer.is_ok() {
-            return None;
-        }
+        let Err(error) = answer else { return None };
         let handle = message.handle();
         self.attempts = self.attempts.saturating_add(1);
         // an error that no attempt can heal
@@ -124,13 +188,17 @@ impl<T, E> Policy<Message, T, E> for Backoff {
         if matches!(hint, Some(Reason::KeyClosed | Reason::Unready)) {
             return None;
         }
+        let gives_up = match &self.retry_if {
+            Some(retry) => retry(error) == Some(false),
+            None => false,
+        };
         let delay = self.jittered(self.delay(self.attempts), message);
         let too_many = self.max_attempts.is_some_and(|max| self.attempts >= max);
         let too_late = match (self.max_elapsed, self.began) {
             (Some(max), Some(began)) => began.elapsed().saturating_add(delay) > max,
             _ => false,
         };
-        if too_many || too_late {
+        if gives_up || too_many || too_late {
             // not "retrying" any more: what follows is this attempt's error, not one of readiness
             handle.note(Phase::AttemptFailed);
             return None;

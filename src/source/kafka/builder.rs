@@ -111,6 +111,15 @@ impl fmt::Debug for BuildError {
     }
 }
 
+/// The client tells to recompile it: with which feature of ours.
+fn name_feature(reason: String) -> String {
+    if reason.contains("OpenSSL not available") || reason.contains("libsasl2 or openssl") {
+        format!("{reason}; enable the feature `ssl` or `ssl-vendored` of tower-consumer")
+    } else {
+        reason
+    }
+}
+
 impl From<KafkaError> for BuildError {
     fn from(error: KafkaError) -> Self {
         match error {
@@ -123,10 +132,11 @@ impl From<KafkaError> for BuildError {
                 BuildError::Setting { key, value, reason }
             }
             KafkaError::ClientConfig(_, reason, key, value) => {
+                let reason = name_feature(reason);
                 BuildError::Setting { key, value, reason }
             }
-            KafkaError::ClientCreation(reason) => BuildError::Client(reason),
-            error => BuildError::Client(error.to_string()),
+            KafkaError::ClientCreation(reason) => BuildError::Client(name_feature(reason)),
+            error => BuildError::Client(name_feature(error.to_string())),
         }
     }
 }
@@ -168,13 +178,16 @@ impl KafkaSourceBuilder {
     crate::source::bounds::setters!();
 
     /// The most that giving up partitions in a rebalance may take: the wait for what runs and the last commit. By
-    /// default 5 s, or half of `max.poll.interval.ms` if that is shorter; more than that half is refused.
+    /// default 5 s, or half of `max.poll.interval.ms` if that is shorter; more than that half is refused. Four fifths of it
+    /// are for what runs: a handler that takes longer than 4 s is cut off by a rebalance and delivered again, unless you
+    /// raise this.
     pub fn revoke_budget(mut self, budget: Duration) -> Self {
         self.revoke_budget = Some(budget);
         self
     }
 
-    /// Makes the client, subscribes, and starts the threads. Does not wait for the broker.
+    /// Makes the client, subscribes, and starts the threads. Does not wait for a broker: one that cannot be reached, and a
+    /// topic that does not exist, are waited for without limit, and said through `tracing` at doubling intervals.
     ///
     /// # Errors
     /// What would break a promise, and whatever librdkafka refuses.

@@ -9,6 +9,7 @@ use rdkafka::error::KafkaError;
 use super::KafkaSource;
 use super::context::{Consumer, Recorder};
 use super::link::Link;
+use super::reports::Reports;
 use super::settings::Settings;
 use super::{commits, group};
 use crate::ledger::Config;
@@ -20,8 +21,14 @@ pub(super) fn start(
     settings: Settings,
 ) -> Result<KafkaSource, KafkaError> {
     let consumer: Arc<Consumer> = Arc::new(client.create_with_context(Recorder::default())?);
-    let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
-    consumer.subscribe(&topics)?;
+    let bootstrap = client
+        .get("bootstrap.servers")
+        .or(client.get("metadata.broker.list"));
+    let reports = Reports::new(bootstrap.unwrap_or_default().to_owned(), topics);
+    let names: Vec<&str> = topics.iter().map(String::as_str).collect();
+    consumer.subscribe(&names).map_err(|error| {
+        KafkaError::ClientCreation(format!("cannot subscribe to {names:?}: {error}"))
+    })?;
     let link = Link::new(config);
     spawn("kafka-commits", {
         let (link, consumer) = (link.clone(), consumer.clone());
@@ -29,7 +36,7 @@ pub(super) fn start(
     })?;
     let group = spawn("kafka-group", {
         let link = link.clone();
-        move || group::run(link, consumer, settings)
+        move || group::run(link, consumer, settings, reports)
     });
     if let Err(error) = group {
         link.ask(super::link::Job::Exit);

@@ -27,6 +27,8 @@ pub(super) enum Rebalance {
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     rebalances: Mutex<VecDeque<Rebalance>>,
+    /// What the client said of its last error: more than the error's code says.
+    last_error: Mutex<Option<String>>,
     /// Nobody is left to answer later: answer at once.
     leaving: AtomicBool,
 }
@@ -34,6 +36,10 @@ pub(super) struct Recorder {
 impl Recorder {
     pub(super) fn take(&self) -> Option<Rebalance> {
         self.rebalances.lock().pop_front()
+    }
+
+    pub(super) fn last_error(&self) -> Option<String> {
+        self.last_error.lock().clone()
     }
 
     /// From now on rebalances are answered in the callback: the client is about to be dropped, which waits for the
@@ -111,6 +117,7 @@ impl ClientContext for Recorder {
     /// Consume errors come back from the poll as well, with what is to be done about them.
     fn error(&self, error: KafkaError, reason: &str) {
         debug!(target: "librdkafka", %error, reason, "client error");
+        *self.last_error.lock() = Some(reason.to_owned());
     }
 }
 

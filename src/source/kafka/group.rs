@@ -15,6 +15,7 @@ use tracing::{debug, error, info, warn};
 use super::classify::{self, Meaning};
 use super::context::{Consumer, Rebalance, assign, list_of, unassign};
 use super::link::{Alive, Answer, Job, Link, Opened, Queue, Seek};
+use super::reports::Reports;
 use super::settings::{Settings, StartPolicy};
 use super::unknown::Unknown;
 use crate::ledger::{Released, Start, TopicPartition};
@@ -28,7 +29,7 @@ const SEEK_AGAIN: Duration = Duration::from_secs(1);
 /// How long a client that leaves waits for the commit thread.
 const LEAVE: Duration = Duration::from_secs(30);
 
-pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, settings: Settings) {
+pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, settings: Settings, reports: Reports) {
     let _alive = Alive {
         link: link.clone(),
         what: "keeps the membership",
@@ -37,6 +38,7 @@ pub(super) fn run(link: Arc<Link>, consumer: Arc<Consumer>, settings: Settings) 
         link,
         consumer,
         settings,
+        reports,
         queues: HashMap::new(),
         state: State::Steady,
         seeks: Vec::new(),
@@ -64,6 +66,7 @@ struct Group {
     link: Arc<Link>,
     consumer: Arc<Consumer>,
     settings: Settings,
+    reports: Reports,
     /// The queues of assigned partitions, shared with the driver.
     queues: HashMap<TopicPartition, Arc<Queue>>,
     state: State,
@@ -94,6 +97,8 @@ impl Group {
             Some(Ok(message)) => stray(&self.consumer, &message, self.closing.is_some()),
             Some(Err(error)) => self.failed(&error),
         }
+        let any = !self.queues.is_empty();
+        self.reports.assigned(any, Instant::now());
         self.answers();
         self.restarts();
         self.rebalance();
@@ -110,13 +115,16 @@ impl Group {
         self.close()
     }
 
-    fn failed(&self, error: &KafkaError) {
+    fn failed(&mut self, error: &KafkaError) {
         match classify::consume(error) {
             Meaning::Nothing => {}
             Meaning::Fatal => {
                 let reason = match self.consumer.client().fatal_error() {
                     Some((code, reason)) => format!("{code}: {reason}"),
-                    None => error.to_string(),
+                    None => match self.consumer.context().last_error() {
+                        Some(text) => format!("{error}: {text}"),
+                        None => error.to_string(),
+                    },
                 };
                 error!(%reason, "fatal client error: everything is fenced");
                 self.link.die(SourceError::Fatal(reason));
@@ -129,7 +137,7 @@ impl Group {
             }
             // on the main queue it names a topic of the subscription, which may still come
             Meaning::Partition | Meaning::Gone | Meaning::Transient => {
-                warn!(%error, "client error")
+                self.reports.error(error, Instant::now());
             }
         }
     }
@@ -190,8 +198,8 @@ impl Group {
 
     /// A partition that was gone has said so again and again; a seek leaves that in its queue. A message that stands
     /// behind it comes again after the seek.
-    fn discard_errors(&self, tp: &TopicPartition) {
-        let Some(queue) = self.queues.get(tp) else {
+    fn discard_errors(&mut self, tp: &TopicPartition) {
+        let Some(queue) = self.queues.get(tp).cloned() else {
             return;
         };
         let next = || {

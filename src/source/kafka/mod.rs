@@ -54,6 +54,7 @@ mod context;
 mod group;
 mod link;
 mod message;
+mod reports;
 mod settings;
 mod source;
 mod unknown;
