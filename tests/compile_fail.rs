@@ -136,6 +136,24 @@ fn an_attempt_answers_nothing_or_an_outcome_and_no_result() {
 }
 
 #[test]
+fn a_retry_with_backoff_outside_of_commit_layer_is_refused() {
+    let backoff = "retry(tower_consumer::retry::Backoff::fixed(std::time::Duration::ZERO))";
+    let commit = "layer(CommitLayer::new())";
+    let stack = |first: &str, second: &str| {
+        format!(
+            "serve(source(), ServiceBuilder::new().{first}.{second}.service(handler_fn(charge)))"
+        )
+    };
+    compiles(&stack(commit, backoff));
+    let text = refused(&stack(backoff, commit));
+    says(&text, "Settled` does not say how a message was finished");
+    says(
+        &text,
+        "a layer that belongs inside of `CommitLayer` stands outside",
+    );
+}
+
+#[test]
 fn what_is_no_function_is_told_what_a_handler_is() {
     compiles("handler_fn(charge)");
     let text = refused("handler_fn(7)");

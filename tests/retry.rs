@@ -304,3 +304,67 @@ async fn success_is_not_retried() {
         .await
         .unwrap();
 }
+
+/// Permanent, or not.
+#[derive(Debug, thiserror::Error)]
+#[error("permanent: {0}")]
+struct Declined(bool);
+
+/// An error around another.
+#[derive(Debug, thiserror::Error)]
+#[error("charging failed")]
+struct Charging(#[source] Declined);
+
+/// How many attempts there are of a message that always fails with this error.
+async fn attempts_at<E>(error: impl Fn() -> E + Clone + Send + 'static) -> usize
+where
+    E: Into<BoxError> + Send + 'static,
+{
+    let log = Log::new();
+    let seen = log.clone();
+    let service = ServiceBuilder::new()
+        .retry(
+            Backoff::fixed(ms(10))
+                .max_attempts(3)
+                .retry_if(|error: &Declined| !error.0),
+        )
+        .service(handler_fn(move |_: Message| {
+            seen.add("start");
+            let error = error();
+            async move { Err::<(), E>(error) }
+        }));
+    let answer = service.oneshot(Message::builder("orders").build()).await;
+    assert!(answer.is_err());
+    log.count("start")
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_that_the_user_says_is_permanent_is_not_retried_and_others_are() {
+    assert_eq!(attempts_at(|| Declined(true)).await, 1);
+    assert_eq!(attempts_at(|| Declined(false)).await, 3);
+    assert_eq!(attempts_at(|| Charging(Declined(true))).await, 1);
+    assert_eq!(attempts_at(refused).await, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_that_is_not_boxed_is_asked_about_as_well() {
+    let log = Log::new();
+    let seen = log.clone();
+    let service = ServiceBuilder::new()
+        .retry(
+            Backoff::fixed(ms(10))
+                .max_attempts(3)
+                .retry_if(|error: &Declined| !error.0),
+        )
+        .service(tower::service_fn(move |_: Message| {
+            seen.add("start");
+            async { Err::<(), _>(Declined(true)) }
+        }));
+    assert!(
+        service
+            .oneshot(Message::builder("orders").build())
+            .await
+            .is_err()
+    );
+    assert_eq!(log.count("start"), 1);
+}

@@ -58,6 +58,9 @@ impl Visit for Read {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "topics" {
+            self.topic = Some(format!("{value:?}"));
+        }
         if field.name() == "message" {
             self.message = format!("{value:?}");
         }

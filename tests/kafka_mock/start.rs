@@ -1,14 +1,17 @@
 //! Where a partition is begun: at the committed offset, whatever else is stored with it, or where the policy says.
 
+use std::time::Duration;
+
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use tower_consumer::ledger::TopicPartition;
 use tower_consumer::serve::ServeErrorKind;
 use tower_consumer::source::SourceError;
-use tower_consumer::source::kafka::KafkaSourceBuilder;
+use tower_consumer::source::kafka::{KafkaSource, KafkaSourceBuilder};
 
 use crate::content::once_each;
 use crate::member::{Log, Member};
 use crate::mock::{Mock, Produced};
+use crate::{LIMIT, said};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_begins_with_the_first_message_that_was_not_committed() {
@@ -246,4 +249,29 @@ fn trimmed() -> (Mock, i64) {
     assert!(first > 0, "the log begins at {first}");
     assert_eq!(end, 800);
     (mock, first)
+}
+
+/// The client repeats its error some 20 times a second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_cannot_be_reached_is_named_now_and_then_and_not_in_a_flood() {
+    said::listen();
+    let topic = "nobody-is-there";
+    let source = KafkaSource::builder("127.0.0.1:1", "billing")
+        .topics([topic])
+        .build()
+        .unwrap();
+    let member = Member::start(1, source, &Log::new());
+    let idle = |said: &String| said.starts_with("no partition is assigned");
+    let waited = tokio::time::Instant::now();
+    while !said::warnings(topic).iter().any(idle) {
+        assert!(waited.elapsed() < LIMIT, "nothing is said");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let said = said::warnings(topic);
+    let errors = said
+        .iter()
+        .filter(|said| said.starts_with("client error"))
+        .count();
+    assert!((1..=20).contains(&errors), "{errors} lines in 10 s");
+    member.stop().await.unwrap();
 }

@@ -400,3 +400,26 @@ async fn of_many_failures_at_once_one_is_the_error_and_each_is_an_event() {
     assert_eq!(error.summary.counts.not_finished(Reason::Failed), 30);
     assert_eq!(commits(&broker, 0), [0i64; 0]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_message_that_is_skipped_is_one_event_that_says_why() {
+    let events = Events::collect();
+    let broker = broker(1);
+    produce(&broker, 0, 2);
+    let stack = ServiceBuilder::new()
+        .layer(CommitLayer::new())
+        .service(handler_fn(|message: Message| async move {
+            Ok::<_, Failed>(match message.offset() {
+                1 => Outcome::skipped("a test order"),
+                _ => Outcome::Done,
+            })
+        }));
+    serve(source(&broker).until_end().build().unwrap(), stack)
+        .await
+        .unwrap();
+    let said = events.beginning("message skipped");
+    assert_eq!(said.len(), 1);
+    assert_eq!(said[0].field("topic"), "orders");
+    assert_eq!(said[0].field("offset"), "1");
+    assert_eq!(said[0].field("why"), "a test order");
+}
