@@ -95,3 +95,8 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/writing-a-layer.md")]
 struct WritingALayer;
+
+/// The recipes, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/recipes.md")]
+struct Recipes;

@@ -37,6 +37,10 @@ const CONCURRENCY: usize = 64;
 async fn main() -> Result<ExitCode, BoxError> {
     let arguments = match Arguments::parse(std::env::args().skip(1)) {
         Ok(arguments) => arguments,
+        Err(usage) if std::env::args().any(|word| word == "--help" || word == "-h") => {
+            println!("{usage}");
+            return Ok(ExitCode::SUCCESS);
+        }
         Err(usage) => {
             eprintln!("{usage}");
             return Ok(ExitCode::from(2));

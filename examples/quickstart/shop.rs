@@ -127,6 +127,10 @@ impl Shop {
                 let book = self.book.lock().unwrap();
                 (book.handled.len(), book.running.len())
             };
+            if handled + running == 0 {
+                println!("waiting for the group to assign partitions");
+                continue;
+            }
             println!(
                 "handled {handled:>6} of {}, {running} at work",
                 self.produced()

@@ -40,6 +40,9 @@
 //! A message that is not finished holds the watermark of its partition for the rest of its assignment. Nothing outside
 //! this layer can turn that into success: its answer, [`Settled`], is a type that only it can make.
 //!
+//! A message built by hand has no books: it is answered `Settled` for every `Ok`, also without an attempt. What would be
+//! committed is shown by a source, for example the broker in memory.
+//!
 //! # Readiness and cancellation
 //! Readiness is that of the inner service. Dropping the future settles "not finished" and drops the inner future.
 
