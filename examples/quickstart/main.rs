@@ -4,6 +4,7 @@
 //! `cargo run --example quickstart` needs no service: it starts an embedded Kafka in this process.
 //! `-- --naive` does the same work with a hand-written loop that commits the highest finished offset, stops midway and
 //! starts again.
+//! `-- --crash` drops the program midway, with all that is in hand, and starts it again: what was in hand comes again.
 //! `-- --bootstrap HOST:PORT --topic T` runs against a real Kafka until Ctrl-C or SIGTERM.
 
 mod arguments;
@@ -60,6 +61,13 @@ async fn main() -> Result<ExitCode, BoxError> {
     if arguments.naive {
         naive::run(&kafka, &shop).await?;
     } else {
+        if arguments.crash {
+            tokio::select! {
+                ended = consume(&kafka, &shop) => ended?,
+                () = shop.half_handled() => println!("dropped midway; starting again"),
+            }
+            shop.restarted();
+        }
         consume(&kafka, &shop).await?;
     }
     progress.abort();
@@ -81,6 +89,9 @@ async fn consume(kafka: &Kafka, shop: &Arc<Shop>) -> Result<(), BoxError> {
     let source = KafkaSource::builder(kafka.bootstrap(), kafka.group())
         .topics([kafka.topic()])
         .in_flight(4 * CONCURRENCY)
+        .commit_interval(Duration::from_millis(100))
+        // short: the embedded Kafka takes about this long to let a second member in
+        .set("session.timeout.ms", "6000")
         .build()?;
 
     let charge = {

@@ -13,6 +13,7 @@ pub(crate) struct Shop {
     /// For each partition the offsets that hold orders when the program starts, from the first to be read.
     orders: BTreeMap<i32, std::ops::Range<i64>>,
     book: Mutex<Book>,
+    half_handled: Notify,
     all_handled: Notify,
 }
 
@@ -27,6 +28,8 @@ struct Book {
     begun: HashMap<(i32, Vec<u8>), i64>,
     overlaps: u64,
     out_of_order: u64,
+    /// Orders of an earlier run that took more than one attempt.
+    retried: usize,
 }
 
 #[derive(Debug)]
@@ -45,6 +48,7 @@ impl Shop {
         Shop {
             orders,
             book: Mutex::default(),
+            half_handled: Notify::new(),
             all_handled: Notify::new(),
         }
     }
@@ -94,9 +98,12 @@ impl Shop {
     fn end(&self, place: (i32, i64)) {
         let mut book = self.book.lock().unwrap();
         *book.handled.entry(place).or_default() += 1;
-        let all = book.handled.len() >= self.produced();
+        let handled = book.handled.len();
         drop(book);
-        if all {
+        if handled == self.produced() / 2 {
+            self.half_handled.notify_one();
+        }
+        if handled >= self.produced() {
             self.all_handled.notify_one();
         }
     }
@@ -114,6 +121,19 @@ impl Shop {
 
     pub(crate) fn handled(&self) -> usize {
         self.book.lock().unwrap().handled.len()
+    }
+
+    /// The program begins anew: attempts and order are counted by run.
+    pub(crate) fn restarted(&self) {
+        let mut book = self.book.lock().unwrap();
+        book.retried += book.attempts.values().filter(|&&n| n > 1).count();
+        book.attempts.clear();
+        book.begun.clear();
+        book.running.clear();
+    }
+
+    pub(crate) async fn half_handled(&self) {
+        self.half_handled.notified().await;
     }
 
     pub(crate) async fn all_handled(&self) {
@@ -157,11 +177,7 @@ impl Shop {
             produced: self.produced(),
             handled: book.handled.len(),
             twice: book.handled.values().filter(|&&times| times > 1).count(),
-            retried: book
-                .attempts
-                .values()
-                .filter(|&&attempts| attempts > 1)
-                .count(),
+            retried: book.retried + book.attempts.values().filter(|&&n| n > 1).count(),
             lost,
             customers: book.begun.len(),
             order_broken: book.overlaps + book.out_of_order,
