@@ -9,7 +9,7 @@ use tower::BoxError;
 use tracing::info;
 
 use super::{CommitError, Settled};
-use crate::ledger::{Phase, Reason, Stage, Verdict};
+use crate::ledger::{Phase, Reason, Verdict};
 use crate::message::{Handle, Right};
 use crate::outcome::IntoOutcome;
 
@@ -70,12 +70,7 @@ where
         };
 
         // after a stop only what runs is polled: nothing inside may begin anything, not even a layer without attempts
-        let goes_on = match right.stage() {
-            Stage::Live => true,
-            Stage::Stopped => right.is_busy(),
-            Stage::Fenced => false,
-        };
-        if goes_on {
+        if right.may_go_on() {
             match catch_unwind(AssertUnwindSafe(|| inner.poll(cx))) {
                 Ok(Poll::Ready(answer)) => {
                     this.inner.set(None);
@@ -91,13 +86,7 @@ where
             // registered first, then the stage is read again: a stop in between cannot be missed
             right.watch(cx.waker());
         }
-        let may_go_on = match right.stage() {
-            Stage::Live => true,
-            // what runs may end
-            Stage::Stopped => right.is_busy(),
-            Stage::Fenced => false,
-        };
-        if may_go_on {
+        if right.may_go_on() {
             *this.right = Some(right);
             return Poll::Pending;
         }

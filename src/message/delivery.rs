@@ -207,16 +207,12 @@ impl DeliveryState {
             self.cell.unwatch(key);
         }
         let judgement = self.cell.epoch.settle(self.ticket, verdict);
-        let (topic, partition, offset) = (&*record.topic, record.partition, record.offset);
-        // what a fence made late is cut off all the same
-        let reason = match (judgement.verdict, verdict) {
-            (Some(Verdict::NotFinished(reason)), _) => Some(reason),
-            (None, Verdict::NotFinished(reason)) => Some(reason),
-            _ => None,
-        };
-        if let Some(reason) = reason {
+        // a verdict that a fence made late is said as it was asked for, and is no failure
+        if let Verdict::NotFinished(reason) = judgement.verdict.unwrap_or(verdict) {
+            let (topic, partition, offset) = (&*record.topic, record.partition, record.offset);
             let attempts = judgement.attempts;
-            let text = error.map(ToString::to_string).unwrap_or_default();
+            let error = error.map(ToString::to_string);
+            let text = error.as_deref().unwrap_or_default();
             let code = reason.code();
             // nothing is wrong with a message that a rebalance took away before it began
             if reason == Reason::Cut && attempts == 0 {
@@ -224,15 +220,12 @@ impl DeliveryState {
             } else {
                 warn!(topic, partition, offset, attempts, reason = code, error = %text, "message not finished");
             }
-        }
-        if let Some(Verdict::NotFinished(reason)) = judgement.verdict {
-            let error = error.map(ToString::to_string);
-            if judgement.live {
+            if judgement.verdict.is_some() && judgement.live {
                 self.cell.signal.failure(Failure {
                     tp: self.cell.epoch.topic_partition().clone(),
                     epoch: self.cell.epoch.id(),
-                    offset: record.offset,
-                    attempts: judgement.attempts,
+                    offset,
+                    attempts,
                     reason,
                     error,
                 });
@@ -290,16 +283,21 @@ impl Right {
         self.message.delivery()
     }
 
-    pub(crate) fn stage(&self) -> Stage {
+    fn stage(&self) -> Stage {
         self.state().map_or(Stage::Live, DeliveryState::stage)
     }
 
-    pub(crate) fn is_busy(&self) -> bool {
-        self.state().is_some_and(DeliveryState::is_busy)
+    /// Whether the work may go on: after a stop only what runs may end, after a fence nothing.
+    pub(crate) fn may_go_on(&self) -> bool {
+        match self.stage() {
+            Stage::Live => true,
+            Stage::Stopped => self.state().is_some_and(DeliveryState::is_busy),
+            Stage::Fenced => false,
+        }
     }
 
     /// Wakes `waker` at the next stop or fence, and during a drain whenever something of this message ended. The
-    /// caller reads [`stage`](Right::stage) after this.
+    /// caller asks [`may_go_on`](Right::may_go_on) after this.
     pub(crate) fn watch(&self, waker: &Waker) {
         let Some(state) = self.state() else { return };
         let key = state.watch.load(Ordering::SeqCst);

@@ -1,5 +1,6 @@
 //! Who is in which lane, and who comes next.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::Arc;
@@ -123,19 +124,20 @@ impl Lanes {
         }
         let waiter = match lane {
             None => None,
-            Some(lane) => match state.lanes.get_mut(&lane) {
-                None => {
-                    state.lanes.insert(lane, Lane::default());
-                    None
-                }
-                Some(_) => {
-                    let waiter = state.waiters.insert(Waiter::Waiting(None));
-                    if let Some(lane) = state.lanes.get_mut(&lane) {
-                        lane.queue.push_back(waiter);
+            Some(lane) => {
+                let State { lanes, waiters, .. } = &mut *state;
+                match lanes.entry(lane) {
+                    Entry::Vacant(free) => {
+                        free.insert(Lane::default());
+                        None
                     }
-                    Some(waiter)
+                    Entry::Occupied(mut taken) => {
+                        let waiter = waiters.insert(Waiter::Waiting(None));
+                        taken.get_mut().queue.push_back(waiter);
+                        Some(waiter)
+                    }
                 }
-            },
+            }
         };
         drop(state);
         drop(fenced);

@@ -336,10 +336,8 @@ impl Group {
     }
 
     fn forget_all(&mut self) {
-        for (_, queue) in self.queues.drain() {
-            let old = queue.queue.lock().take();
-            drop(old);
-        }
+        let tps: Vec<_> = self.queues.keys().cloned().collect();
+        self.forget(&tps);
     }
 
     fn forget(&mut self, tps: &[TopicPartition]) {
